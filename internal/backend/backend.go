@@ -6,10 +6,10 @@
 //
 //   - Activations live in device buffers behind Tensor views; the host sees them
 //     only through Read, so a step can run asynchronously until then.
-//   - Whatever changes between two steps of the same shape (token ids, positions, page tables,
-//     visible ranges, which sequences take part) is handed over through SetInts and the
-//     step's Plan, never as an argument of an operation. A device uploads the plan once
-//     and keeps it at fixed addresses, so that the operations of a step can be recorded and replayed.
+//   - Everything that changes between two steps of the same shape (token ids, positions, page tables,
+//     visible ranges, which sequences take part) is set by SetInts and the step's Plan, never as
+//     an argument of an operation. A device uploads the plan once and keeps it at fixed addresses,
+//     so that the operations of a step can be recorded and replayed.
 //   - Weights are bound once; a CPU keeps the mapped bytes, a GPU copies.
 //
 // A backend is driven by one goroutine at a time. Its operations fix the order of every
@@ -25,7 +25,7 @@ import (
 	"strobe/internal/quant"
 )
 
-// ErrNoMemory is in the errors of devices that have too little memory left; nothing else is wrong with them.
+// ErrNoMemory is in the errors of devices that have too little memory left. Such a device can be used on.
 var ErrNoMemory = errors.New("out of memory")
 
 // Buffer is device memory for float32 values.
@@ -81,7 +81,7 @@ type Matrix struct {
 	Experts    int // 1 for a plain matrix
 	Data       []byte
 	Scale      []float32 // of the product: none, one, or one per expert
-	Forget     func()    // if set: the device has a copy and will hardly read Data again, so it need not stay in memory
+	Forget     func()    // if set, called when the device has a copy of Data, which need not stay in memory then
 }
 
 // Weight is a Matrix bound to a device. Its values multiply activations: y = W x, one output per row.
@@ -121,7 +121,7 @@ type AttnParams struct {
 }
 
 // KVDims is the size and the stored types of one layer's keys and values, one of quant.CacheTypes each. Operations that
-// write and read them rotate where the types want it; nobody else knows.
+// write and read them rotate them where the types need it; no other code does.
 type KVDims struct {
 	Heads, KeyDim, ValueDim int
 	Key, Value              quant.Type
@@ -215,8 +215,8 @@ type StatePool interface {
 	Free(slot int32)
 	Clear(slot int32)
 	Copy(dst, src int32)                  // state, not the tape
-	Reserve(slot int32, rows int) error   // room on the tape for a pass over rows; keeps what is on it
-	Release(slot int32)                   // gives the tape back
+	Reserve(slot int32, rows int) error   // room on the tape for a pass over rows; its contents stay
+	Release(slot int32)                   // frees the tape
 	Keep(slot int32, path []int32)        // row path[i] of the tape becomes row i, for all i in ascending order
 	Settle(slot int32, pending int)       // applies the first pending rows of the tape
 	Read(slot int32, layer int) []float32 // StateValues values, as the device keeps them
@@ -246,10 +246,9 @@ type Backend interface {
 	Name() string
 	Close() error
 
-	// Memory. Allocations may fail: the caller gives up what it was about to do and goes on.
+	// Memory. Allocations may fail; the device can be used on.
 	Alloc(rows, cols int) (Tensor, error) // zeroed
-	// gives the buffer of t back when the operations so far are done with it; a zero t is fine
-	Free(t Tensor)
+	Free(t Tensor)                        // of the whole buffer, after the operations so far; a zero t is fine
 	AllocInts(n int) (Ints, error)
 	SetInts(dst Ints, v []int32)
 	Ints(v Ints) []int32 // waits for the device; the slice is valid until the next operation
@@ -263,27 +262,18 @@ type Backend interface {
 	Read(t Tensor) []float32 // waits for the device; valid until the next operation on t
 	Write(t Tensor, v []float32)
 
-	// BeginStep and EndStep enclose operations that a device may record and replay as a whole when they come again: it
-	// compares what it is asked with what it recorded. The plan may be nil for operations that need none; it must not
-	// change until EndStep returns. A pass may take several steps, with the same plan in each; the next pass has a plan of
-	// its own. A step that was begun and not ended is forgotten at the next BeginStep. Inside a step nothing is freed,
-	// read or written by the host (SetInts excepted), and no page or slot of a pool is copied or moved. EndStep says when
-	// the step could not be begun (a plan that makes no sense, no memory), and a name for its operations, 0 for none.
+	// BeginStep and EndStep enclose operations that a device may record, and replay as a whole when the same operations
+	// are issued again. The plan may be nil for operations that need none; it must not change until EndStep returns. A
+	// pass may take several steps, with the same plan in each; the next pass has its own plan. A step that has begun
+	// and not ended is dropped at the next BeginStep. Inside a step the host frees, reads and writes nothing (except
+	// SetInts), and copies or moves no page or slot of a pool. EndStep returns an error if the step could not begin (an
+	// invalid plan, no memory), and the name of the step for Replayer.Repeat, 0 for none.
 	BeginStep(p *Plan)
 	EndStep() (name int, err error)
-	// Repeat runs a step again by its name: the same operations on the same memory with another plan, and with the
-	// integers that its calls of SetInts would be given now, in their order; what is missing at their ends is zero. It
-	// saves going through a pass operation by operation. It reports false, and has done nothing, when the device no longer
-	// knows the step, as when memory that it names was freed.
-	Repeat(name int, p *Plan, ints ...[]int32) (bool, error)
-	// Pad is the number of rows to give a pass over n tokens, so that a device which replays passes has few different
-	// ones. The rows of a step beyond those of its plan are padding: they are computed with whatever lies there, and
-	// nothing of them is kept. Choosing experts for them would cost time, so passes with experts are not padded.
-	Pad(n int) int
 
 	// Sync waits until all operations are done, and reports the first failure of the device since
-	// it was opened. Operations have no errors of their own: after a failure their results mean nothing.
-	// Whoever times a pass calls it before looking at the clock.
+	// it was opened. Operations return no errors: after a failure their results are undefined.
+	// To time a pass, call Sync before reading the clock.
 	Sync() error
 
 	// Dense operations. Rows are tokens, or tokens x heads.
@@ -311,12 +301,12 @@ type Backend interface {
 	KVWrite(group, layer int, k, v Tensor)
 	Attention(dst, q Tensor, group, layer int, p AttnParams)
 
-	// SparseAttention is Attention for plans in which some segments are chunks of prompts. A block of queries that the
-	// plan has only a part of is judged by that part. It reports false, and has done nothing, where the device has no
-	// kernels for these blocks, types and rows, as for layers with a sliding window: Attention is to be used then, which
-	// costs time and loses nothing. A device may always show the first block and the queries' own.
+	// SparseAttention is Attention for plans in which some segments are chunks of prompts. A block of queries that is
+	// partly in the plan is judged by that part. It reports false, and has done nothing, if the device has no kernels for
+	// these blocks, types and rows, for example of layers with a sliding window; call Attention then, which is slower and
+	// exact. A device may always show the first block and the queries' own.
 	SparseAttention(dst, q Tensor, group, layer int, p AttnParams, s *Sparse) bool
-	// HasSparse says whether the device has such kernels for blocks of so many tokens at all.
+	// HasSparse reports whether the device has such kernels for blocks of so many tokens.
 	HasSparse(block int) bool
 	// Weigh raises dst[r][j] to the largest weight that any head of row r of q gives to row j of k. Rows of q and k are
 	// tokens with their heads side by side; q are the last ones of k, and each sees itself and what is before it.
@@ -339,25 +329,54 @@ type Backend interface {
 	ArgMax(ids Ints, x Tensor)
 	// per row: k best ids, descending, with log-softmax values; may overwrite x
 	TopK(ids Ints, logp Tensor, x Tensor, k int)
-	// Candidates leaves the largest values of every row in dst, CandidateInts for a row, and with total the row's weight:
-	// what a sampler needs instead of the row. How many they are is up to the device, within the limits of Candidates.
+	// Candidates writes the largest values of every row to dst, CandidateInts for a row, and with total the row's weight:
+	// a sampler needs these instead of the row. Their number is up to the device, within the limits of Candidates.
 	Candidates(dst Ints, x Tensor, total bool)
+}
+
+// Replayer is a device that runs recorded steps again.
+type Replayer interface {
+	// Repeat runs a step again by its name: the same operations on the same memory with another plan, and with the
+	// integers that its calls of SetInts would get now, in their order; missing ones at their ends are zero. It saves
+	// going through a pass operation by operation. It reports false, and has done nothing, if the device no longer
+	// knows the step, for example because memory that it uses was freed.
+	Repeat(name int, p *Plan, ints ...[]int32) (bool, error)
+	// Pad is the number of rows to give a pass over n tokens, so that the device has few different steps to record. The
+	// rows of a step beyond those of its plan are padding: they are computed from undefined values, and nothing of them
+	// is kept. Choosing experts for them would cost time, so passes with experts are not padded.
+	Pad(n int) int
+}
+
+// Pad is the number of rows to give a pass over n tokens on b.
+func Pad(b Backend, n int) int {
+	if r, ok := b.(Replayer); ok {
+		return r.Pad(n)
+	}
+	return n
+}
+
+// Repeat runs a step of b again by its name. It reports false if b cannot.
+func Repeat(b Backend, name int, p *Plan, ints ...[]int32) (bool, error) {
+	if r, ok := b.(Replayer); ok {
+		return r.Repeat(name, p, ints...)
+	}
+	return false, nil
 }
 
 // Compiler is a device that compiles kernels when they are first needed.
 type Compiler interface {
-	// Compiling is how long that took since the device was opened.
+	// Compiling is the time spent compiling since the device was opened.
 	Compiling() time.Duration
-	// Rehearse calls passes, whose steps do not run, and compiles the kernels that they need. What the passes read is
-	// anything.
+	// Rehearse calls passes, whose steps do not run, and compiles the kernels that they need. Their results are
+	// undefined.
 	Rehearse(passes func() error) error
 }
 
 // Parker is a device whose weights can leave it for a while.
 type Parker interface {
-	// Park gives the memory of weights back; those that are parked stay so. Until Unpark has brought a weight back it must
-	// not be used.
+	// Park frees the memory of weights; those that are parked already stay parked. A parked weight must not be used
+	// before Unpark.
 	Park(ws ...Weight)
-	// Unpark brings a weight back from the matrix it was bound with. When it fails the weight is still parked.
+	// Unpark loads a weight again from the matrix it was bound with. If it fails the weight is still parked.
 	Unpark(w Weight, m Matrix) error
 }

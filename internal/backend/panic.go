@@ -6,8 +6,8 @@ import (
 	"sync/atomic"
 )
 
-// Panic is what a goroutine that works for another panicked with. As a value of panic it is an error that unwraps to
-// the original one.
+// Panic is the panic of a worker goroutine, raised again by the goroutine that waits for it. It is an error that
+// unwraps to the original one.
 type Panic struct {
 	value any
 	stack []byte
@@ -20,15 +20,15 @@ func (p *Panic) Unwrap() error {
 	return err
 }
 
-// Stack is where the goroutine was, which the stack of whoever waits for it does not show.
+// Stack is the stack of the worker at the panic.
 func (p *Panic) Stack() []byte { return p.stack }
 
-// KeepPanic is deferred by goroutines that work for another. It keeps the first panic of them, which whoever waits for
-// them raises again: there it can be recovered, here it would end the process.
+// KeepPanic is deferred by workers. It stores the first panic of them, which the goroutine that waits for them raises
+// again: there it can be recovered, in a worker it would end the process.
 func KeepPanic(first *atomic.Pointer[Panic]) {
 	switch v := recover().(type) {
 	case nil:
-	case *Panic: // of a goroutine that worked for this one
+	case *Panic: // of a worker of this worker
 		first.CompareAndSwap(nil, v)
 	default:
 		first.CompareAndSwap(nil, &Panic{v, debug.Stack()})

@@ -21,6 +21,7 @@ import (
 	"errors"
 
 	"strobe/internal/backend"
+	"strobe/internal/invariants"
 )
 
 // PageTokens is the number of tokens in a page.
@@ -207,11 +208,13 @@ func (g *group) alloc() (int32, error) {
 	for int(p) >= len(g.refs) {
 		g.refs, g.cached = append(g.refs, 0), append(g.cached, 0)
 	}
+	invariants.Check(g.refs[p] == 0, "page %d is in use and allocated again", p)
 	g.refs[p] = 1
 	return p, nil
 }
 
 func (g *group) release(p int32) {
+	invariants.Check(g.refs[p] > 0, "page %d is free and released again", p)
 	if g.refs[p]--; g.refs[p] == 0 {
 		g.pool.Free(p)
 	}

@@ -85,6 +85,7 @@ func (m *Memory) Begin(segs []Segment) (*Batch, error) {
 			row += s.Rows
 		}
 	}
+	m.check(b, true)
 	return b, nil
 }
 

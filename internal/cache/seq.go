@@ -16,7 +16,8 @@ type Seq struct {
 	dropped []int     // per group: pages at the beginning that were dropped
 	slots   []int32   // per device with recurrent layers
 	carry   backend.Tensor
-	pending int // tape rows accepted but not yet applied to the state
+	taped   int // rows on the tape
+	pending int // rows of them accepted but not yet applied to the state
 	moves   []backend.RowMove
 
 	// The rows of the last forward pass, until Commit.
@@ -147,7 +148,11 @@ func (s *Seq) own(gi int, g *group, p int) error {
 
 // forwarded tells the sequence that a pass over its open rows is complete, so the pending
 // tape rows have been applied.
-func (s *Seq) forwarded() { s.pending, s.broken = 0, false }
+func (s *Seq) forwarded() {
+	if s.pending, s.taped, s.broken = 0, 0, false; !s.prompt {
+		s.taped = s.open
+	}
+}
 
 // Commit keeps the rows of path (row indices of the last pass, a root-to-node path) and drops
 // the others. A nil path drops them all. Rows of a prompt can only be kept whole.
@@ -164,6 +169,7 @@ func (s *Seq) Commit(path []int32) error {
 	s.n += len(path)
 	s.open, s.parents = 0, nil
 	s.trim()
+	s.check()
 	return nil
 }
 
@@ -252,6 +258,7 @@ func (s *Seq) Settle() {
 	if s.pending == 0 {
 		return
 	}
+	s.check()
 	for i, slot := range s.slots {
 		s.m.states[i].pool.Settle(slot, s.pending)
 	}
@@ -290,6 +297,7 @@ func (s *Seq) Truncate(n int) error {
 		s.dropped[gi] = min(s.dropped[gi], keep)
 	}
 	s.n, s.open, s.pending = n, 0, 0
+	s.check()
 	return nil
 }
 
@@ -322,6 +330,7 @@ func (s *Seq) Fork() (*Seq, error) {
 	for i, slot := range s.slots {
 		s.m.states[i].pool.Copy(f.slots[i], slot)
 	}
+	f.check()
 	return f, nil
 }
 

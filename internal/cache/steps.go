@@ -15,7 +15,9 @@ func (m *Memory) BeginSteps(segs []Segment) (*Batch, error) {
 	if err := begin(segs); err != nil {
 		return nil, err
 	}
-	return m.steps(segs, func(s *Segment, i int) (pos, end int) { return s.Seq.n + i, s.Seq.n + i + 1 }), nil
+	b := m.steps(segs, func(s *Segment, i int) (pos, end int) { return s.Seq.n + i, s.Seq.n + i + 1 })
+	m.check(b, true)
+	return b, nil
 }
 
 // Look prepares a pass over steps of a network that only looks at what sequences remember: every row stands at the
@@ -28,6 +30,7 @@ func (m *Memory) Look(segs []Segment, device int) (*Batch, error) {
 		}
 	}
 	b := m.steps(segs, func(s *Segment, i int) (pos, end int) { return s.Seq.n, s.Seq.n })
+	m.check(b, false)
 	b.Plans = b.Plans[device : device+1]
 	return b, nil
 }

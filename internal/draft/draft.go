@@ -1,4 +1,4 @@
-// Package draft is the contract between the speculative loop and whatever guesses tokens.
+// Package draft is the contract between the speculative loop and the sources that guess tokens.
 //
 // A guess is a Proposal: for each coming position a few candidates with log-probabilities.
 // The loop turns it into a chain or a tree and lets the target verify it. A wrong guess
@@ -13,9 +13,9 @@ import (
 	"strobe/internal/cache"
 )
 
-// Source guesses tokens: from the target's hidden states, from the text, or from both. The loop knows nothing else of
-// it; it measures what drafts cost and how often they are right, and uses whichever source pays. A source is driven
-// by the goroutine that drives the target.
+// Source guesses tokens: from the target's hidden states, from the text, or from both. The loop measures what drafts
+// cost and how often they are right, and uses the source that pays most. A source is driven by the goroutine that
+// drives the target.
 type Source interface {
 	// Name is what flags, requests and statistics call the source.
 	Name() string
@@ -26,20 +26,20 @@ type Source interface {
 	Max() int
 	// NewContext returns an empty context.
 	NewContext() Context
-	// Extend tells the contexts of newly committed tokens. It may be called late, for the tokens of many rounds at
-	// once, but in order and before the next draft. No token is told twice; some at the beginning, or some in the middle,
-	// may never be, if nobody drafted at the time. A draft follows the newest token and some before it in any case.
+	// Extend adds newly committed tokens to contexts. It may be called late, for the tokens of many rounds at once, but
+	// in order and before the next draft. No token is added twice. Tokens from times without drafts may be left out, at
+	// the beginning or in the middle; the newest ones before a draft never are.
 	Extend(features backend.Tensor, items []Rows) error
 	// Draft guesses for several sequences in one pass, up to top candidates per position. It may guess fewer tokens
-	// than asked for, or none. It leaves the contexts as they were, as far as anybody can see.
+	// than asked for, or none. It does not change the contexts.
 	Draft(reqs []Request, top int) ([]Proposal, error)
 }
 
-// Context is what a source knows of one sequence: whatever the source likes, made by its NewContext, for example a
-// *cache.Seq. Whoever owns the target's sequence forks, cuts, saves and restores the contexts of sources
-// that capture with it; those of other sources are made anew from the tokens.
+// Context is what a source knows of one sequence. Its type is up to the source, for example a *cache.Seq. The owner of
+// the target's sequence forks, cuts, saves and restores the contexts of sources that capture together with it; those of
+// other sources are created again from the tokens.
 type Context interface {
-	Len() int // tokens it has been told of
+	Len() int // tokens that Extend has added
 	Close()
 }
 

@@ -8,16 +8,16 @@ import (
 	"strobe/internal/nn"
 )
 
-// Block is layers of an architecture outside a model of their own: those that a drafter for such a model is made of.
+// Block is the layers of a drafter that have the architecture of its target.
 type Block struct {
 	Hidden int
 	Eps    float32
 	ropes  []*nn.Rope
-	layers []func(s *nn.Step, x backend.Tensor)
+	layers []func(s *nn.Step, x backend.Tensor) // x [tokens, hidden], in place
 	keys   func(s *nn.Step, x backend.Tensor)
 }
 
-// Angles computes what the layers need to know of the positions, before the first of them.
+// Angles computes the rotary angles of the positions, before the first layer.
 func (b *Block) Angles(s *nn.Step) { s.Angles(b.ropes...) }
 
 // Forward takes the residual stream x through the layers.
@@ -27,8 +27,7 @@ func (b *Block) Forward(s *nn.Step, x backend.Tensor) {
 	}
 }
 
-// Remember does what Forward does for the rows that come later: it writes the keys and values of x to the cache. It
-// is for blocks of one layer.
+// Remember writes the keys and values of x to the cache and computes nothing else. It is for blocks of one layer.
 func (b *Block) Remember(s *nn.Step, x backend.Tensor) { b.keys(s, x) }
 
 // NextN is the layer of a Qwen file's first block for multi-token prediction. The file may hold a whole model or such

@@ -14,43 +14,46 @@ import (
 type gemma4 struct {
 	heads             int
 	slides            []bool // per layer
-	slideDim, fullDim int    // of a head
+	slideDim, fullDim int    // head dimension of sliding and of full layers
 	window            int    // of sliding layers
-	widths            []int  // of the feed-forward layers
-	sliding           *nn.Rope
-	full              *nn.Rope
+	widths            []int  // per layer: width of the feed-forward layer
+	sliding, full     *nn.Rope
 	layers            []gemma4Layer
 
-	experts, used, expertW int
-	pleDim                 int
+	experts, used, expertW int // of a mixture; expertW is the width of an expert
+	pleDim                 int // columns of an embedding per layer
 	ple                    *perLayerEmbedding
 }
 
 type gemma4Layer struct {
-	norm, postNorm, ffnNorm, postFFNorm backend.Vector
-	q, k, v, o                          backend.Weight // v nil: values are the raw keys; k nil: keys of another layer
-	qNorm, kNorm                        backend.Vector
+	norm, postNorm, ffnNorm, postFFNorm backend.Vector // [hidden]
+	q                                   backend.Weight // [heads*headDim, hidden]
+	k                                   backend.Weight // [kvHeads*headDim, hidden]; nil: keys and values of another layer
+	v                                   backend.Weight // [kvHeads*headDim, hidden]; nil: values are the raw keys
+	o                                   backend.Weight // [hidden, heads*headDim]
+	qNorm, kNorm                        backend.Vector // [headDim]
 	kvHeads, headDim, window            int
 	rope                                *nn.Rope
-	cache                               int
+	cache                               int // number of the layer in the cache
 	ffn                                 nn.FFN
 	scale                               float32 // of the layer's output
 
 	// A layer with experts runs them beside the dense feed-forward layer.
 	moe                                  *nn.MoE
-	routerScale                          backend.Vector
-	preFFNorm2, postFFNorm1, postFFNorm2 backend.Vector
+	routerScale                          backend.Vector // [hidden]
+	preFFNorm2, postFFNorm1, postFFNorm2 backend.Vector // [hidden]
 
 	// With embeddings per layer.
-	inputGate, proj backend.Weight
-	pleNorm         backend.Vector
+	inputGate backend.Weight // [pleDim, hidden]
+	proj      backend.Weight // [hidden, pleDim]
+	pleNorm   backend.Vector // [hidden]
 }
 
 // perLayerEmbedding gives every layer an input of its own for each token.
 type perLayerEmbedding struct {
-	tokens backend.Weight // [vocab, layers*dim]
-	proj   backend.Weight
-	norm   backend.Vector
+	tokens backend.Weight // [vocab, layers*pleDim]
+	proj   backend.Weight // [layers*pleDim, hidden]
+	norm   backend.Vector // [pleDim]
 }
 
 func newGemma4(l *nn.Loader, m *Model) (arch, error) {
@@ -199,7 +202,7 @@ func (a *gemma4) begin(s *step) {
 	}
 	// The input of each layer: the token's own embedding for it, mixed with a projection of
 	// the token's embedding.
-	in, tok := s.Multiply(s.x, a.ple.proj), s.Rows(a.pleDim*s.Layers)
+	in, tok := s.Multiply(s.x, a.ple.proj), s.Rows(a.pleDim*s.Layers) // [tokens, layers*pleDim]
 	s.Scale(in, in, invSqrt(s.Hidden))
 	s.NormHeads(in, s.Layers, a.ple.norm)
 	s.Embed(tok, a.ple.tokens, s.ids, float32(math.Sqrt(float64(a.pleDim))))
@@ -216,7 +219,8 @@ func (a *gemma4) layer(s *step, il int) {
 	a.advance(s.Step, s.x, own, &a.layers[il])
 }
 
-// advance takes the residual stream x through a layer; own is the layer's own embedding of each token, if it has any.
+// advance takes the residual stream x [tokens, hidden] through a layer; own [tokens, pleDim] is the layer's own
+// embedding of each token, if it has any.
 func (a *gemma4) advance(s *nn.Step, x, own backend.Tensor, y *gemma4Layer) {
 	h := a.attention(s, s.Norm(x, y.norm), y)
 	s.RMSNorm(h, h, y.postNorm, s.Eps)
@@ -254,7 +258,7 @@ func (a *gemma4) advance(s *nn.Step, x, own backend.Tensor, y *gemma4Layer) {
 // attention: scores are not scaled; values are normalised without weights, and are the raw keys where the layer has no
 // projection for them.
 func (a *gemma4) attention(s *nn.Step, h backend.Tensor, y *gemma4Layer) backend.Tensor {
-	var q, k, v backend.Tensor
+	var q, k, v backend.Tensor // [tokens, heads*headDim], [tokens, kvHeads*headDim] twice
 	switch {
 	case y.k == nil:
 		q = s.Multiply(h, y.q)

@@ -5,6 +5,8 @@
 // model does goes through Forward: prompts, single tokens, chains and trees to verify, of
 // one or several sequences. Forward commits nothing; see package cache.
 //
+// Comments give shapes as [rows, columns]: a weight is [outputs, inputs], an activation has a row for each token.
+//
 // A Model is used by one goroutine at a time, the one that drives its backend.
 package model
 
@@ -30,18 +32,18 @@ type Options struct {
 	// Place chooses the device of each layer by its number among the devices given to Open; nil means the first. Token
 	// embeddings lie with the first layer, the output matrix with the last.
 	Place func(layer int) int
-	// Experts chooses the device of each layer's experts in the same way; nil means that of the layer. What goes to and
-	// fro then is the experts' input, the choice among them and their sum.
+	// Experts chooses the device of each layer's experts in the same way; nil means that of the layer. If it is another
+	// device, the experts' input, the choice among them and their sum are copied between the two.
 	Experts func(layer int) int
-	// Bound, if set, is told the size of every weight that a device has got.
+	// Bound, if set, is called with the size of every weight that was bound to a device.
 	Bound func(bytes int)
-	// Sparse, if set, is how prompts attend, on devices that can do it; what is lost is lost. Its Tokens are not used.
+	// Sparse, if set, is how prompts attend on devices that support it, which loses accuracy. Its Tokens are not used.
 	Sparse *backend.Sparse
 	// SweepOnly: the model runs prompts layer by layer only (Sweep), so that layers share the memory of one.
 	SweepOnly bool
 }
 
-// Config is what users of a model need to know of it.
+// Config describes a model.
 type Config struct {
 	Arch      string
 	Name      string
@@ -69,33 +71,33 @@ type Model struct {
 	mem     *cache.Memory
 	arch    arch
 	eps     float32
-	embed   backend.Weight
-	head    backend.Weight
-	outNorm backend.Vector
-	weights int // bytes
+	embed   backend.Weight // [vocab, hidden]
+	head    backend.Weight // [vocab, hidden]
+	outNorm backend.Vector // [hidden]
+	weights int            // bytes
 
 	sparse  *backend.Sparse
 	capture []int // layers whose output is captured; -1 is the embedding
-	passes  map[shape]*passed
+	passes  nn.Passes[passKey, results]
 }
 
-// shape is what decides which operations a pass has: its rows, those that get logits, and whether only the best ids are
-// wanted.
-type shape struct {
+// passKey decides which operations a pass has: its rows, the rows that get logits, and what is read of them.
+type passKey struct {
 	rows, picked int
 	want         sample.Want
 }
 
-// passed is a pass that can be run again, and where it left its results.
-type passed struct {
-	nn.Pass
-	final, logits, features backend.Tensor
-	picked                  backend.Ints // best ids, or candidates
+// results is where a pass leaves its results; see Output.
+type results struct {
+	final    backend.Tensor // [picked, hidden]
+	logits   backend.Tensor // [picked, vocab]
+	features backend.Tensor // [rows, captured layers x hidden]
+	chosen   backend.Ints   // [picked] best ids, or [picked, CandidateInts]; nil if only rows are read
 }
 
 // arch is the part of a model that differs between architectures.
 type arch interface {
-	begin(s *step)            // before the first layer of each device; s.x holds the embeddings at the very first
+	begin(s *step)            // before the first layer of each device; for the first device s.x holds the embeddings
 	layer(s *step, layer int) // advance s.x through one layer
 }
 
@@ -104,12 +106,11 @@ type step struct {
 	*Model
 	*nn.Step // operations and memory on the device of the current layer
 	device   int
-	ids      backend.Ints   // tokens
-	pick     backend.Ints   // rows that get logits
-	x        backend.Tensor // residual stream
-	features backend.Tensor // captured layers side by side
-	extra    backend.Tensor // what an architecture wants to have on every device; optional
-	sparse   *backend.Sparse
+	ids      backend.Ints   // [tokens]
+	pick     backend.Ints   // [picked] rows that get logits
+	x        backend.Tensor // [tokens, hidden] residual stream
+	features backend.Tensor // [tokens, captured layers x hidden]
+	extra    backend.Tensor // what an architecture needs on every device; optional
 }
 
 var architectures = map[string]func(l *nn.Loader, m *Model) (arch, error){
@@ -135,7 +136,7 @@ func Open(f *gguf.File, b backend.Backend, opt Options, more ...backend.Backend)
 	devices := append([]backend.Backend{b}, more...)
 	l := &nn.Loader{File: f, Devices: devices, Arch: f.Arch(), KV: opt.KV, Bound: opt.Bound,
 		OneCache: opt.SweepOnly}
-	m := &Model{devices: devices, file: f, experts: opt.Experts, sparse: opt.Sparse, passes: map[shape]*passed{}}
+	m := &Model{devices: devices, file: f, experts: opt.Experts, sparse: opt.Sparse}
 	if err := m.readConfig(l); err != nil {
 		return nil, err
 	}
@@ -285,7 +286,7 @@ func (m *Model) Capture(layers []int) error {
 	}
 	if !slices.Equal(m.capture, layers) {
 		m.capture = slices.Clone(layers)
-		clear(m.passes) // they captured others
+		m.passes.Forget() // they captured other layers
 	}
 	return nil
 }
@@ -315,15 +316,15 @@ type Output struct {
 	m        *Model
 	first    []int          // per segment: its first row in Logits
 	firstRow []int          // per segment: its first row in Features
-	full     []bool         // per segment: its rows are wanted
-	rows     []float32      // what Fetch has read: the rows of Logits that were wanted, others are zero
-	chosen   []int32        // what Fetch has read of picked
-	picked   backend.Ints   // best ids, or candidates; nil if nothing but rows is wanted
+	full     []bool         // per segment: it wants whole rows of logits
+	rows     []float32      // read by Fetch: the wanted rows of Logits, others are zero
+	chosen   []int32        // read by Fetch from picked
+	picked   backend.Ints   // best ids, or candidates; nil if only rows are wanted
 	want     sample.Want    // the most that a segment wants
-	late     bool           // Row has read what Fetch did not
-	Logits   backend.Tensor // rows that asked for logits, segment by segment
-	Final    backend.Tensor // the same rows after the final norm
-	Features backend.Tensor // all rows, and padding: captured layers side by side
+	late     bool           // Row has read a row that Fetch did not
+	Logits   backend.Tensor // [picked, vocab], segment by segment
+	Final    backend.Tensor // [picked, hidden], the same rows after the final norm
+	Features backend.Tensor // [tokens and padding, captured layers x hidden]
 }
 
 // Row returns the logits of the i-th row with logits of a segment. The caller may change them.
@@ -358,8 +359,8 @@ func (o *Output) Candidates(segment, i int) backend.Candidates {
 	return backend.Candidates(o.chosen[(o.first[segment]+i)*backend.CandidateInts:][:backend.CandidateInts])
 }
 
-// Fetch reads what the device has chosen, and the rows of segments that want them: waiting for these is waiting for the
-// pass, and a Sync that follows knows whether they are good.
+// Fetch reads what the device has chosen and the rows of segments that want them. It waits for the pass; a Sync after
+// it reports whether the results are valid.
 func (o *Output) Fetch() {
 	b := o.m.Backend()
 	if o.picked != nil && o.chosen == nil {
@@ -385,7 +386,7 @@ func (o *Output) Fetch() {
 	}
 }
 
-// Late reports whether Row has read what Fetch did not.
+// Late reports whether Row has read a row that Fetch did not.
 func (o *Output) Late() bool { return o.late }
 
 // Chosen is the most that the device chose for any segment.
@@ -441,27 +442,19 @@ func (m *Model) Forward(segs []Segment) (out *Output, err error) {
 	}
 	defer nn.Catch(&err)
 	a := m.arenas[m.place[0]]
-	kind := shape{a.Pad(n), a.Pad(len(pick)), out.want}
-	done := m.passes[kind]
-	// Sparse attention has to be told how long prompts are, which no pass remembers.
-	if done == nil || len(m.devices) > 1 || m.sparse != nil ||
-		!nn.NewStep(a, batch, m.mem, 0, m.eps).Again(done.Pass, ids, pick) {
-		if done, err = m.pass(batch, ids, pick, out.want, m.sparseFor(segs)); err != nil {
-			return nil, err
-		}
-		if done.Known() {
-			m.passes[kind] = done
-		}
-	}
+	s := nn.NewStep(a, batch, m.mem, m.place[0], m.eps)
+	s.Sparse = m.sparseFor(segs)
+	key := passKey{a.Pad(n), a.Pad(len(pick)), out.want}
+	_, done := m.passes.Run(s, key, func() (*nn.Step, results) { return m.pass(s, ids, pick, out.want) }, ids, pick)
 	out.Features = done.features
 	if len(pick) > 0 {
 		out.Final, out.Logits = done.final.Slice(0, len(pick)), done.logits.Slice(0, len(pick))
-		if done.picked != nil {
+		if done.chosen != nil {
 			n := len(pick)
 			if out.want >= sample.WantShort {
 				n *= backend.CandidateInts
 			}
-			out.picked = done.picked.First(n)
+			out.picked = done.chosen.First(n)
 		}
 	}
 	batch.Done()
@@ -469,11 +462,10 @@ func (m *Model) Forward(segs []Segment) (out *Output, err error) {
 }
 
 // pass goes through the layers.
-func (m *Model) pass(batch *cache.Batch, ids, pick []int32, want sample.Want, sparse *backend.Sparse) (*passed, error) {
-	s := &step{Model: m, sparse: sparse}
-	if err := s.enter(m.place[0], batch, ids, pick); err != nil {
-		return nil, err
-	}
+func (m *Model) pass(first *nn.Step, ids, pick []int32, want sample.Want) (*nn.Step, results) {
+	s := &step{Model: m, Step: first, device: m.place[0]}
+	s.Begin()
+	s.ids, s.pick = s.Ints32(ids), s.Ints32(pick)
 	s.x = s.Rows(m.Hidden)
 	s.features = s.Rows(max(1, len(m.capture)) * m.Hidden)
 	s.Embed(s.x, m.embed, s.ids, m.EmbScale)
@@ -482,9 +474,7 @@ func (m *Model) pass(batch *cache.Batch, ids, pick []int32, want sample.Want, sp
 	at := s.Mark()
 	for il := range m.Layers {
 		if m.place[il] != s.device {
-			if err := s.enter(m.place[il], batch, ids, pick); err != nil {
-				return nil, err
-			}
+			s.move(m.place[il], ids, pick)
 			m.arch.begin(s)
 			at = s.Mark()
 		}
@@ -493,55 +483,36 @@ func (m *Model) pass(batch *cache.Batch, ids, pick []int32, want sample.Want, sp
 		s.Release(at)
 	}
 	if m.out != s.device {
-		if err := s.enter(m.out, batch, ids, pick); err != nil {
-			return nil, err
-		}
+		s.move(m.out, ids, pick)
 	}
-	p := &passed{features: s.features}
+	r := results{features: s.features}
 	if n := s.Pad(len(pick)); n > 0 {
-		p.final, p.logits = s.New(n, m.Hidden), s.New(n, m.Vocab)
-		s.Gather(p.final, s.x, s.pick)
-		s.RMSNorm(p.final, p.final, m.outNorm, m.eps)
-		s.MatMul(p.final, backend.Product{W: m.head, Y: p.logits})
+		r.final, r.logits = s.New(n, m.Hidden), s.New(n, m.Vocab)
+		s.Gather(r.final, s.x, s.pick)
+		s.RMSNorm(r.final, r.final, m.outNorm, m.eps)
+		s.MatMul(r.final, backend.Product{W: m.head, Y: r.logits})
 		if m.Softcap > 0 {
-			s.Step.Softcap(p.logits, m.Softcap)
+			s.Step.Softcap(r.logits, m.Softcap)
 		}
 		switch want {
 		case sample.WantBest:
-			p.picked = s.NewInts(n)
-			s.ArgMax(p.picked, p.logits)
+			r.chosen = s.NewInts(n)
+			s.ArgMax(r.chosen, r.logits)
 		case sample.WantShort, sample.WantWeighed:
-			p.picked = s.NewInts(n * backend.CandidateInts)
-			s.Candidates(p.picked, p.logits, want == sample.WantWeighed)
+			r.chosen = s.NewInts(n * backend.CandidateInts)
+			s.Candidates(r.chosen, r.logits, want == sample.WantWeighed)
 		}
 	}
-	p.Pass = s.End()
-	return p, nil
+	return s.Step, r
 }
 
-// enter begins the operations of the next layers on their device, with what the layers before have left on theirs.
-func (s *step) enter(device int, batch *cache.Batch, ids, pick []int32) error {
-	from := s.Step
-	if from != nil {
-		from.End()
-		if err := s.arenas[device].Begin(len(ids)); err != nil {
-			return err
-		}
-	}
-	s.Step = nn.NewStep(s.arenas[device], batch, s.mem, device, s.eps)
-	s.Step.Sparse = s.sparse
-	for _, t := range []*backend.Tensor{&s.x, &s.features, &s.extra} {
-		if t.Buf != nil {
-			*t = s.Take(from.Backend, *t)
-		}
-	}
-	s.Begin()
+// move continues the pass on the device of the next layers.
+func (s *step) move(device int, ids, pick []int32) {
+	s.Step = s.Step.Move(s.arenas[device], device, &s.x, &s.features, &s.extra)
 	s.device, s.ids, s.pick = device, s.Ints32(ids), s.Ints32(pick)
-	return nil
 }
 
-// sparseFor is how the segments of a batch attend; nil if all see everything. Segments and the tables of plans are the
-// same in number then: prompts see all of their tables.
+// sparseFor is how the segments of a batch attend; nil if all see everything. A plan then has one table per segment.
 func (m *Model) sparseFor(segs []Segment) *backend.Sparse {
 	if m.sparse == nil {
 		return nil
@@ -550,7 +521,7 @@ func (m *Model) sparseFor(segs []Segment) *backend.Sparse {
 	s.Tokens = make([]int, len(segs))
 	for i, g := range segs {
 		if !g.Prompt {
-			return nil // a batch with rows that are generated: its prompts wait for no one
+			return nil // a batch with generated rows is dense
 		}
 		s.Tokens[i] = max(g.Seq.Expected(), g.Seq.Len()+len(g.Tokens))
 	}

@@ -122,7 +122,7 @@ func (g *gone) Ints(v backend.Ints) []int32 {
 
 func (g *gone) Sync() error { return g.err }
 
-// TestLostBeforeExperts: nobody believes what a device that failed has chosen.
+// TestLostBeforeExperts: the choice of experts of a failed device is not used.
 func TestLostBeforeExperts(t *testing.T) {
 	f, err := gguf.Open(testkit.Golden(t, "qwen35moe/model.gguf"))
 	if err != nil {
@@ -143,7 +143,7 @@ func TestLostBeforeExperts(t *testing.T) {
 	}
 }
 
-// TestBound: whoever shows progress is told of every weight.
+// TestBound: Options.Bound is called for every weight.
 func TestBound(t *testing.T) {
 	f, err := gguf.Open(testkit.Golden(t, "qwen35/model.gguf"))
 	if err != nil {

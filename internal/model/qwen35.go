@@ -20,24 +20,31 @@ type qwen35 struct {
 }
 
 type qwen35Layer struct {
-	norm, postNorm backend.Vector
+	norm, postNorm backend.Vector // [hidden]
 	attn           *gatedAttention
-	delta          *deltaNet
+	delta          *deltaNet // instead of attn
 	ffn            *nn.FFN
 	moe            *nn.MoE
-	sharedGate     backend.Weight // with moe: ffn is the shared expert
+	sharedGate     backend.Weight // [1, hidden]; with moe: ffn is the shared expert
 }
 
 type gatedAttention struct {
-	q, k, v, o   backend.Weight
-	qNorm, kNorm backend.Vector
-	cache        int
+	q            backend.Weight // [heads*2*headDim, hidden]: the query and the gate of each head
+	k, v         backend.Weight // [kvHeads*headDim, hidden]
+	o            backend.Weight // [hidden, heads*headDim]
+	qNorm, kNorm backend.Vector // [headDim]
+	cache        int            // number of the layer in the cache
 }
 
 type deltaNet struct {
-	qkv, z, alpha, beta, out backend.Weight
-	conv, a, dt, norm        backend.Vector
-	index                    int
+	qkv         backend.Weight // [ConvDim, hidden]: queries, keys and values
+	z           backend.Weight // [VHeads*VDim, hidden]: gate of the output
+	alpha, beta backend.Weight // [VHeads, hidden]: decay and learning rate
+	out         backend.Weight // [hidden, VHeads*VDim]
+	conv        backend.Vector // [ConvDim, Kernel]
+	a, dt       backend.Vector // [VHeads]
+	norm        backend.Vector // [VDim]
+	index       int            // among the recurrent layers of its device
 }
 
 func newQwen35(l *nn.Loader, m *Model) (arch, error) {
@@ -239,7 +246,7 @@ func (a *qwen35) begin(s *step) { s.Angles(a.rope) }
 
 func (a *qwen35) layer(s *step, il int) { a.advance(s.Step, s.x, &a.layers[il]) }
 
-// advance takes the residual stream x through a layer.
+// advance takes the residual stream x [tokens, hidden] through a layer.
 func (a *qwen35) advance(s *nn.Step, x backend.Tensor, y *qwen35Layer) {
 	h := s.Norm(x, y.norm)
 	if y.delta != nil {
@@ -263,8 +270,8 @@ func (a *qwen35) advance(s *nn.Step, x backend.Tensor, y *qwen35Layer) {
 // attention is gated: each head's query is followed by its gate.
 func (a *qwen35) attention(s *nn.Step, h backend.Tensor, y *gatedAttention) backend.Tensor {
 	p := s.Project(h, y.q, y.k, y.v)
-	both, k, v := p[0].Split(a.heads), p[1], p[2]
-	q := s.Rows(a.heads * a.headDim)
+	both, k, v := p[0].Split(a.heads), p[1], p[2] // [tokens*heads, 2*headDim], [tokens, kvHeads*headDim] twice
+	q := s.Rows(a.heads * a.headDim)              // [tokens, heads*headDim]
 	s.RMSNorm(q.Split(a.heads), both.Columns(0, a.headDim), y.qNorm, s.Eps)
 	s.KeepQueries(q, a.heads, a.rope)
 	s.Rotate(q, a.heads, a.rope)
@@ -286,8 +293,9 @@ func (a *qwen35) remember(s *nn.Step, k, v backend.Tensor, y *gatedAttention) {
 // deltaNet is the gated delta rule after a short convolution.
 func (a *qwen35) deltaNet(s *nn.Step, h backend.Tensor, y *deltaNet) backend.Tensor {
 	p := s.Project(h, y.qkv, y.z, y.alpha, y.beta)
-	u, z, alpha, beta := p[0], p[1], p[2], p[3]
-	qkv, o := s.Rows(a.delta.ConvDim()), s.Rows(a.delta.VHeads*a.delta.VDim)
+	u, z, alpha, beta := p[0], p[1], p[2], p[3] // [tokens, ConvDim], [tokens, VHeads*VDim], [tokens, VHeads] twice
+	qkv := s.Rows(a.delta.ConvDim())            // [tokens, ConvDim]
+	o := s.Rows(a.delta.VHeads * a.delta.VDim)  // [tokens, VHeads*VDim]
 	s.ShortConv(qkv, u, y.conv, y.index)
 	s.GatedDelta(o, qkv, alpha, beta, y.a, y.dt, y.index)
 	s.NormHeads(o, a.delta.VHeads, y.norm)

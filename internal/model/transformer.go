@@ -16,13 +16,16 @@ type transformer struct {
 }
 
 type transformerLayer struct {
-	norm, ffnNorm              backend.Vector
-	q, k, v, o                 backend.Weight
-	qBias, kBias, vBias, oBias backend.Vector // optional
-	qNorm, kNorm               backend.Vector // Qwen3
-	cache                      int
-	ffn                        nn.FFN
-	moe                        *nn.MoE // instead of ffn
+	norm, ffnNorm       backend.Vector // [hidden]
+	q                   backend.Weight // [heads*headDim, hidden]
+	k, v                backend.Weight // [kvHeads*headDim, hidden]
+	o                   backend.Weight // [hidden, heads*headDim]
+	qBias, kBias, vBias backend.Vector // [heads*headDim], [kvHeads*headDim] twice; optional
+	oBias               backend.Vector // [hidden]; optional
+	qNorm, kNorm        backend.Vector // [headDim]; Qwen3
+	cache               int            // number of the layer in the cache
+	ffn                 nn.FFN
+	moe                 *nn.MoE // instead of ffn
 }
 
 func newTransformer(l *nn.Loader, m *Model) (arch, error) {
@@ -82,9 +85,9 @@ func (a *transformer) begin(s *step) { s.Angles(a.rope) }
 
 func (a *transformer) layer(s *step, il int) {
 	y := &a.layers[il]
-	h := s.Norm(s.x, y.norm)
+	h := s.Norm(s.x, y.norm) // [tokens, hidden]
 	p := s.Project(h, y.q, y.k, y.v)
-	q, k, v := p[0], p[1], p[2]
+	q, k, v := p[0], p[1], p[2] // [tokens, heads*headDim], [tokens, kvHeads*headDim] twice
 	s.addBias(q, y.qBias)
 	s.addBias(k, y.kBias)
 	s.addBias(v, y.vBias)
@@ -98,7 +101,7 @@ func (a *transformer) layer(s *step, il int) {
 	s.Rotate(k, a.kvHeads, a.rope)
 	s.Remember(y.cache, k, v)
 	o := s.Attend(y.cache, q, backend.AttnParams{Heads: a.heads, KVHeads: a.kvHeads, Scale: invSqrt(a.headDim)})
-	o = s.Multiply(o, y.o)
+	o = s.Multiply(o, y.o) // [tokens, hidden]
 	s.addBias(o, y.oBias)
 	s.Add(s.x, s.x, o)
 

@@ -17,7 +17,7 @@ type Arena struct {
 	nextInt int
 	exact   bool // passes are not padded
 
-	// What the host keeps of a pass, so that it allocates nothing once it has been through one.
+	// Reused by every pass, so that the host allocates nothing after the first one.
 	views    []backend.Tensor
 	products []backend.Product
 	padded   []int32
@@ -34,7 +34,7 @@ func (a *Arena) Pad(n int) int {
 	if a.exact {
 		return n
 	}
-	return a.b.Pad(n)
+	return backend.Pad(a.b, n)
 }
 
 // lineValues is a cache line: tensors start on one.
@@ -84,11 +84,11 @@ func (a *Arena) grow(values int) error {
 	return err
 }
 
-// givenUp is how a pass leaves that runs out of memory half-way, or that the device cannot begin; Catch turns it into
-// an error.
+// givenUp is the panic of a pass that runs out of memory, or that the device cannot begin; Catch turns it into an
+// error.
 type givenUp struct{ err error }
 
-// Catch is deferred by whoever runs a pass: it turns giving it up into an error.
+// Catch is deferred by functions that run a pass: it turns a pass that was given up into an error.
 func Catch(err *error) {
 	switch r := recover().(type) {
 	case nil:

@@ -6,8 +6,9 @@ import (
 
 // FFN is a gated feed-forward layer: down(act(gate h) * (up h)).
 type FFN struct {
-	gate, up, down backend.Weight
-	act            backend.Activation
+	gate, up backend.Weight // [width, hidden]
+	down     backend.Weight // [hidden, width]
+	act      backend.Activation
 }
 
 // FFN binds a feed-forward layer; suffix tells a shared expert from the layer itself.
@@ -20,25 +21,25 @@ func (l *Loader) FFN(prefix, suffix string, hidden, width int, act backend.Activ
 	}
 }
 
-// Forward returns the layer's output for h.
+// Forward returns the layer's output [tokens, hidden] for h [tokens, hidden].
 func (f *FFN) Forward(s *Step, h backend.Tensor) backend.Tensor {
 	p := s.Project(h, f.gate, f.up)
-	gate, up := p[0], p[1]
+	gate, up := p[0], p[1] // [tokens, width]
 	s.Gated(gate, gate, up, f.act)
 	return s.Multiply(gate, f.down)
 }
 
 // MoE is a mixture of expert feed-forward layers.
 type MoE struct {
-	router       backend.Weight
-	gate, up     backend.Weight // stacked; or
-	gateUp       backend.Weight // fused, gate rows first
-	Down         backend.Weight
-	DownScale    backend.Vector // per expert, optional
+	router       backend.Weight // [experts, hidden]
+	gate, up     backend.Weight // [experts, width, hidden], or
+	gateUp       backend.Weight // [experts, 2*width, hidden], gate rows first
+	Down         backend.Weight // [experts, hidden, width]
+	DownScale    backend.Vector // [experts]; optional
 	act          backend.Activation
-	used         int
+	used         int // experts of each token
 	weightsScale float32
-	away         *Arena // of the device that has the experts, if it is not that of the layer
+	away         *Arena // on the device of the experts, if it is not that of the layer
 }
 
 // MoE binds the experts and the router of a layer.
@@ -63,9 +64,9 @@ func (l *Loader) MoE(prefix string, hidden, width, experts, used int, act backen
 	return m
 }
 
-// Forward returns the weighted sum of the experts on h that the router chooses for the rows of in.
+// Forward returns the weighted sum [tokens, hidden] of the experts on h that the router chooses for the rows of in.
 func (m *MoE) Forward(s *Step, h, in backend.Tensor) backend.Tensor {
-	ids, weights := s.NewInts(h.Rows*m.used), s.New(h.Rows, m.used)
+	ids, weights := s.NewInts(h.Rows*m.used), s.New(h.Rows, m.used) // [tokens, used]
 	s.Route(ids, weights, s.Multiply(in, m.router), m.used, m.weightsScale)
 	if m.away == nil {
 		return m.experts(s, h, weights, ids)
@@ -76,13 +77,14 @@ func (m *MoE) Forward(s *Step, h, in backend.Tensor) backend.Tensor {
 // elsewhere interrupts the step for the experts on their own device.
 func (m *MoE) elsewhere(s *Step, h, weights backend.Tensor, ids backend.Ints) backend.Tensor {
 	s.End()
+	s.split = true
 	if err := m.away.Begin(s.N); err != nil {
 		panic(givenUp{err})
 	}
 	t := &Step{Backend: m.away.b, N: s.N, Eps: s.Eps, arena: m.away}
 	h, weights = t.Take(s.Backend, h), t.Take(s.Backend, weights)
 	chosen := s.Backend.Ints(ids)[:weights.Rows*weights.Cols]
-	if err := s.Sync(); err != nil { // what a device that failed has chosen may be anything
+	if err := s.Sync(); err != nil { // the choice of a failed device is undefined
 		panic(givenUp{err})
 	}
 	t.BeginStep(nil)
@@ -95,7 +97,7 @@ func (m *MoE) elsewhere(s *Step, h, weights backend.Tensor, ids backend.Ints) ba
 
 // experts returns the weighted sum of the experts of every row.
 func (m *MoE) experts(s *Step, h, weights backend.Tensor, ids backend.Ints) backend.Tensor {
-	gate := s.New(h.Rows*m.used, m.Down.Cols())
+	gate := s.New(h.Rows*m.used, m.Down.Cols()) // [tokens*used, width]
 	if m.gateUp != nil {
 		both := s.New(gate.Rows, 2*gate.Cols)
 		s.ExpertMatMul(h, ids, m.used, backend.Product{W: m.gateUp, Y: both})
@@ -105,7 +107,7 @@ func (m *MoE) experts(s *Step, h, weights backend.Tensor, ids backend.Ints) back
 		s.ExpertMatMul(h, ids, m.used, backend.Product{W: m.gate, Y: gate}, backend.Product{W: m.up, Y: up})
 		s.Gated(gate, gate, up, m.act)
 	}
-	out := s.New(gate.Rows, m.Down.Rows())
+	out := s.New(gate.Rows, m.Down.Rows()) // [tokens*used, hidden]
 	s.ExpertMatMul(gate, ids, m.used, backend.Product{W: m.Down, Y: out})
 	sum := s.New(h.Rows, m.Down.Rows())
 	s.ExpertSum(sum, out, weights, ids, m.used, m.DownScale)

@@ -22,18 +22,18 @@ type Loader struct {
 	Arch    string // prefix of the keys
 	Err     error
 	Bytes   int      // of the bound weights
-	Weights *Weights // if set, gets what is bound, for networks that can do without it for a while
-	// Bound, if set, is told the size of every weight that a device has got.
+	Weights *Weights // if set, gets the bound matrices, so that they can be parked
+	// Bound, if set, is called with the size of every weight that was bound to a device.
 	Bound func(bytes int)
 
-	device  int      // that gets what is bound now
-	experts int      // that gets expert matrices
-	Arenas  []*Arena // of the devices; needed where experts lie apart from their layer
+	device  int      // to bind tensors to
+	experts int      // to bind expert matrices to
+	Arenas  []*Arena // per device; needed where experts are on another device than their layer
 
-	// What the model keeps per sequence, as its layers announce it.
+	// What the model stores per sequence, as its layers announce it.
 	KV        cache.Types
-	OneCache  bool // attention layers that are alike share the memory of one
-	Layer     int  // that is bound now, of the model
+	OneCache  bool // equal attention layers share one cache
+	Layer     int  // number of the layer to bind
 	Delta     backend.DeltaDims
 	recurrent []int // device of each recurrent layer
 	layers    []cache.Layer
@@ -154,7 +154,7 @@ func (l *Loader) Heads(hidden int) (heads, kv, dim int) {
 // Has reports whether the file has a tensor.
 func (l *Loader) Has(name string) bool { return l.File.Tensor(name) != nil }
 
-// Lacks fails if the file has one of these tensors, which the model as it is written here would ignore.
+// Lacks fails if the file has one of these tensors, which the model would ignore.
 func (l *Loader) Lacks(names ...string) {
 	for _, n := range names {
 		if l.Has(n) {
@@ -383,9 +383,9 @@ func (l *Loader) QKV(p string, hidden, q, kv int) (wq, wk, wv backend.Weight) {
 	return l.Bind(rowsOf(t, 0, q)), l.Bind(rowsOf(t, q, kv)), l.Bind(rowsOf(t, q+kv, kv))
 }
 
-// Pairs binds a projection, with its bias if it has one, whose heads keep the two values that are turned together side
-// by side, as Llama files do; Rotate wants the first of all pairs, then the second. Rows change places and nothing
-// else: scores do not depend on the order within a head that queries and keys share.
+// Pairs binds a projection of a Llama file, with its bias if it has one. Its heads hold the two values that are rotated
+// together side by side; Rotate expects the first values of all pairs, then the second ones. So rows are reordered
+// inside each head, for queries and keys alike, which does not change their products.
 func (l *Loader) Pairs(name string, in, heads, dim, rot int) (w backend.Weight, bias backend.Vector) {
 	from := make([]int, heads*dim)
 	for i := range from {

@@ -8,7 +8,7 @@ import (
 
 // Rope is a rotary embedding.
 type Rope struct {
-	inv    []backend.Vector // inverse frequencies, per device
+	inv    []backend.Vector // per device: inverse frequencies [dims/2]
 	mscale float32
 	dims   int // rotated dimensions of a head
 }

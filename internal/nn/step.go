@@ -3,6 +3,7 @@ package nn
 import (
 	"strobe/internal/backend"
 	"strobe/internal/cache"
+	"strobe/internal/invariants"
 )
 
 // Step is a pass in progress on one device: its operations, the rows it runs and the memory they need on the way.
@@ -14,9 +15,11 @@ type Step struct {
 	batch  *cache.Batch
 	mem    *cache.Memory
 	device int
-	group  int // of the first plan
-	pos    backend.Ints
-	angles []angles // of the rotary embeddings used
+	group  int          // number of the first plan
+	pos    backend.Ints // [tokens]
+	angles []angles     // of the rotary embeddings in use
+	split  bool         // the pass has steps on other devices, too
+	open   bool         // the step has begun and not ended; for invariants
 
 	Kept   *Kept           // if set, queries and keys are kept
 	Sparse *backend.Sparse // if set, prompts attend to some blocks only, where the device can
@@ -24,14 +27,15 @@ type Step struct {
 
 // Kept is the queries and keys of a layer, after their norms.
 type Kept struct {
-	Rotated                bool // after the rotary embedding as well
-	Q, K                   backend.Tensor
+	Rotated                bool           // after the rotary embedding as well
+	Q                      backend.Tensor // [tokens, heads*keyDim]
+	K                      backend.Tensor // [tokens, kvHeads*keyDim]
 	Heads, KVHeads, KeyDim int
 }
 
 type angles struct {
 	rope     *Rope
-	cos, sin backend.Tensor
+	cos, sin backend.Tensor // [tokens, dims/2]
 }
 
 // NewStep prepares a pass over the rows of batch on a device. The arena must have begun; the device accepts operations
@@ -40,14 +44,22 @@ func NewStep(a *Arena, batch *cache.Batch, mem *cache.Memory, device int, eps fl
 	return &Step{Backend: a.b, N: a.Pad(len(batch.Pos)), Eps: eps, arena: a, batch: batch, mem: mem, device: device}
 }
 
-// Begin begins the step on the device. Whatever the host writes, other than integers, it must have written before.
+// BeginStep begins a step on the device.
+func (s *Step) BeginStep(p *backend.Plan) {
+	invariants.Check(!s.open, "a step begins inside a step")
+	s.open = true
+	s.Backend.BeginStep(p)
+}
+
+// Begin begins the step on the device. From now on the host may write integers only.
 func (s *Step) Begin() {
 	s.BeginStep(&s.batch.Plans[s.device])
 	s.pos = s.Ints32(s.batch.Pos)
 }
 
-// Take copies a tensor from another device, where no step is in progress, before this one begins.
+// Take copies a tensor from another device before this step begins. No step may be in progress there.
 func (s *Step) Take(from backend.Backend, x backend.Tensor) backend.Tensor {
+	invariants.Check(!s.open, "the host writes a tensor inside a step")
 	v := from.Read(x)
 	y := s.New(x.Rows, x.Cols)
 	s.Write(y, v)
@@ -67,44 +79,21 @@ func (s *Step) Ints32(v []int32) backend.Ints {
 	return t
 }
 
-// Pad is the number of rows to give something that n tokens have.
+// Pad is the number of rows, with padding, for n tokens.
 func (s *Step) Pad(n int) int { return s.arena.Pad(n) }
 
-// Pass names a pass that was gone through, and how it left the arena.
-type Pass struct {
-	name int
-	end  Mark
-}
+// End ends the step.
+func (s *Step) End() { s.end() }
 
-// Known reports whether the device can run the pass again.
-func (p Pass) Known() bool { return p.name != 0 }
-
-// End ends the step. A pass that begins alike can be run again by what it returns.
-func (s *Step) End() Pass {
+// end ends the step and returns the device's name for it, 0 if the device cannot run it again.
+func (s *Step) end() int {
+	invariants.Check(s.open, "a step ends that has not begun")
+	s.open = false
 	name, err := s.EndStep()
 	if err != nil {
 		panic(givenUp{err})
 	}
-	return Pass{name, s.arena.Mark()}
-}
-
-// Again runs a pass once more instead of going through it, with the integers that it would hand to the device after the
-// positions. It reports false if the device cannot do so.
-func (s *Step) Again(p Pass, ints ...[]int32) bool {
-	all := append(make([][]int32, 0, 4), s.batch.Pos)
-	for _, v := range ints {
-		if len(v) > 0 {
-			all = append(all, v)
-		}
-	}
-	done, err := s.Repeat(p.name, &s.batch.Plans[s.device], all...)
-	if err != nil {
-		panic(givenUp{err})
-	}
-	if done {
-		s.arena.Release(p.end)
-	}
-	return done
+	return name
 }
 
 // NewInts returns room for n integers.
@@ -196,15 +185,14 @@ func (s *Step) anglesOf(r *Rope) angles {
 	panic("nn: Rotate without Angles")
 }
 
-// KeepQueries copies the queries of a layer, which are not rotated yet, for whoever wants them. They last until the
-// next pass begins.
+// KeepQueries copies the queries of a layer, which are not rotated yet, to Kept. They last until the next pass begins.
 func (s *Step) KeepQueries(q backend.Tensor, heads int, r *Rope) {
 	if s.Kept != nil {
 		s.Kept.Q, s.Kept.Heads, s.Kept.KeyDim = s.keep(q, heads, r), heads, q.Cols/heads
 	}
 }
 
-// KeepKeys copies its keys in the same way.
+// KeepKeys copies the keys of a layer in the same way.
 func (s *Step) KeepKeys(k backend.Tensor, heads int, r *Rope) {
 	if s.Kept != nil {
 		s.Kept.K, s.Kept.KVHeads = s.keep(k, heads, r), heads
@@ -220,13 +208,13 @@ func (s *Step) keep(x backend.Tensor, heads int, r *Rope) backend.Tensor {
 	return y
 }
 
-// Remember writes the keys and values of the rows to a layer of the cache.
+// Remember writes the keys and values of the rows [tokens, kvHeads*dim] to a layer of the cache.
 func (s *Step) Remember(layer int, k, v backend.Tensor) {
 	at := s.mem.Place(layer)
 	s.KVWrite(s.group+at.Group, at.Index, k, v)
 }
 
-// Attend returns the attention of q over a layer of the cache.
+// Attend returns the attention of q [tokens, heads*keyDim] over a layer of the cache: [tokens, heads*valueDim].
 func (s *Step) Attend(layer int, q backend.Tensor, p backend.AttnParams) backend.Tensor {
 	at := s.mem.Place(layer)
 	o := s.Rows(p.Heads * s.mem.Dims(layer).ValueDim)

@@ -8,10 +8,10 @@ import (
 	"strobe/internal/backend"
 )
 
-// Weights are the matrices of a network that is not needed all the time: they can give their device memory back and
-// return from the file. Vectors are small and stay. Weights belong to the goroutine that drives their devices.
+// Weights are the matrices of a network that is not needed all the time: they can leave their device and be loaded from
+// the file again. Vectors are small and stay. Weights belong to the goroutine that drives their devices.
 type Weights struct {
-	// Returned, if set, is told how many bytes came back, and what that took.
+	// Returned, if set, is called with the bytes that were loaded again and the time that took.
 	Returned func(bytes int, took time.Duration)
 
 	on     []parkable
@@ -19,7 +19,7 @@ type Weights struct {
 	held   bool // they must not return
 }
 
-// parkable is what lies on a device that can do without.
+// parkable is the weights on one device that can park them.
 type parkable struct {
 	device   backend.Backend
 	weights  []backend.Weight
@@ -29,7 +29,7 @@ type parkable struct {
 func (p parkable) park() { p.device.(backend.Parker).Park(p.weights...) }
 
 // ErrHeld reports that weights may not return to their device now.
-var ErrHeld = errors.New("its weights are parked until nobody generates: their memory was needed")
+var ErrHeld = errors.New("its weights are parked until no generation runs: their memory was needed")
 
 // add remembers a matrix, unless its device keeps it in any case, as the processor does.
 func (w *Weights) add(b backend.Backend, x backend.Weight, m backend.Matrix) {
@@ -82,7 +82,7 @@ func (w *Weights) Return() error {
 		return ErrHeld
 	}
 	defer func() {
-		if w.parked { // some have come back
+		if w.parked { // some may be loaded already
 			for _, p := range w.on {
 				p.park()
 			}

@@ -15,7 +15,7 @@ import (
 	"strobe/internal/testkit"
 )
 
-// TestCut: a scorer whose file another program cuts short ends nothing but the scoring. Windows does not let anybody
+// TestCut: a scorer whose file another program cuts short ends nothing but the scoring. Windows forbids to
 // change a mapped file.
 func TestCut(t *testing.T) {
 	data, err := os.ReadFile(testkit.Golden(t, "qwen3/model.gguf"))

@@ -46,7 +46,7 @@ type Options struct {
 	Device  string  // that runs the scorer: cpu, cuda:0, ...; "" is the processor
 	Threads int
 	NoPark  bool           // keep the scorer's weights on its device
-	Log     func(s string) // is told what took time; may be nil
+	Log     func(s string) // gets a line for everything that takes time; may be nil
 }
 
 // maxTokens is the longest prompt that is scored. Its residual stream is all in memory.
@@ -56,7 +56,7 @@ const maxTokens = 1 << 20
 type Report struct {
 	Seen, Kept int           // tokens, as the scorer counts them
 	Score      time.Duration // what scoring took; 0 for a prompt that needed none
-	Load       time.Duration // of it, getting the scorer's weights back on their device
+	Load       time.Duration // part of Score: loading the scorer's weights
 }
 
 // Changed reports whether anything was left out.
@@ -74,7 +74,7 @@ type Prefill struct {
 	b     backend.Backend
 	s     *Scorer // nil while parked
 	gone  bool
-	known string // the attention that the scorer really has
+	known string // the attention that the scorer has on its device
 }
 
 // Open makes a Prefill of the scorer's file, which must stay open while it is used. A scorer that was parked is loaded
@@ -86,7 +86,7 @@ func Open(f *gguf.File, opt Options) (*Prefill, error) {
 	}
 	var err error
 	if p.tok, err = tokenizer.FromGGUF(f); err == nil {
-		_, err = p.load() // errors of the file are told now
+		_, err = p.load() // so that errors of the file are reported now
 	}
 	if err != nil {
 		return nil, err
@@ -152,7 +152,7 @@ func (p *Prefill) unload() {
 	p.s, p.b = nil, nil
 }
 
-// park gives the scorer's memory back when little is left on its device: whoever generates needs it more.
+// park gives the scorer's memory back when little is left on its device: generations need it more.
 func (p *Prefill) park() {
 	if !p.opt.NoPark && device.Tight(p.b) {
 		began := time.Now()
@@ -189,7 +189,7 @@ func (p *Prefill) score(ctx context.Context, ids []int32, r *Report) (scores []f
 	})
 	defer p.park()
 	if err != nil {
-		if !errors.Is(err, context.Canceled) { // one whose memory is exhausted may do better with less of it in use
+		if !errors.Is(err, context.Canceled) { // out of memory, perhaps: free what the scorer has
 			p.unload()
 		}
 		return nil, 0, err
@@ -237,7 +237,7 @@ func (p *Prefill) Text(ctx context.Context, text string, limit int) (string, Rep
 	return string(out), r, nil
 }
 
-// failed tells that a prompt is used whole, unless nobody waits for it any more.
+// failed logs that the whole prompt is used, unless the request was cancelled.
 func (p *Prefill) failed(ctx context.Context, err error) error {
 	if ctx.Err() == nil {
 		p.log("prefill: scoring failed, the whole prompt is used: %v", err)

@@ -60,7 +60,7 @@ func TestText(t *testing.T) {
 	done, cancel := context.WithCancel(ctx)
 	cancel()
 	if _, _, err := p.Text(done, text, 0); err == nil {
-		t.Error("nobody waits for the text, and it was made")
+		t.Error("the text was shortened although its request was cancelled")
 	}
 	p.Close()
 	said = nil

@@ -135,7 +135,7 @@ func (s *Selection) keep(chosen []bool, chunk, n int) {
 //     most of them comes first: words that are everywhere would keep everything.
 //   - The beginning is not kept in any case. Of a rendered conversation it is the system's message; of a text it is
 //     what is farthest from where the text goes on.
-//   - The first chunk has no score. Heads that look for nothing rest on the first tokens, whatever they say.
+//   - The first chunk has no score. Heads without a target attend to the first tokens (attention sinks).
 //   - The end leaves a third of what is kept to be chosen, also where little is kept.
 func SelectText(ids []int32, c []float64, ratio float64, r Rule) Selection {
 	n := len(ids)

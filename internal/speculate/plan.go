@@ -10,43 +10,70 @@ import (
 	"strobe/internal/speculate/control"
 )
 
-// plan is what one step puts into its batch.
+// plan is the batch of one step, and a stopwatch for its parts.
 type plan struct {
 	*control.Round
-	draft time.Duration // time of all drafts
+	live []*Stream // that are not done
+
+	stored       bool // features of the pass are in Runner.features
+	firstFeature int  // the first row there
+
+	clock                               func() time.Time
+	begin, last                         time.Time // of the step, and of the last lap
+	rest, draft, verify, sample, commit time.Duration
+}
+
+// lap adds the time since the last lap to a part of the step, and returns it.
+func (p *plan) lap(part *time.Duration) time.Duration {
+	now := p.clock()
+	took := now.Sub(p.last)
+	p.last = now
+	*part += took
+	return took
 }
 
 // maxGuesses is the longest chain.
 const maxGuesses = 63
 
-// runUp is how many tokens a source that begins in the middle of a text is told of before it is asked. After a gap of
-// 60 tokens the built-in drafter yields half its tokens per pass at once, three quarters after 16 and nine tenths after
+// warmUp is how many tokens a source that starts in the middle of a text sees before it drafts. After a gap of 60
+// tokens the built-in drafter yields half its tokens per pass at once, three quarters after 16 and nine tenths after
 // 32.
-const runUp = 32
+const warmUp = 32
 
-// maxBad is how many useless drafts in a row make a stream give a source up.
+// maxBad is how many useless drafts in a row detach a source from a stream.
 const maxBad = 3
 
-// plan decides what every stream adds to the batch.
-func (r *Runner) plan(live []*Stream, chunk int) *plan {
+// schedule decides what every stream adds to the batch: a chunk of its prompt, or its last token and guesses, which it
+// drafts here.
+func (r *Runner) schedule(streams []*Stream, chunk int) *plan {
+	begin := r.clock()
+	p := &plan{clock: r.clock, begin: begin, last: begin}
+	for _, s := range streams {
+		if !s.Done() {
+			p.live = append(p.live, s)
+		}
+	}
+	if len(p.live) == 0 {
+		return p
+	}
 	var decode []*control.Stream
 	by := make(map[*control.Stream]*Stream)
-	for _, s := range live {
+	for _, s := range p.live {
 		s.nodes, s.prefilled = nodes{}, 0
 		if s.Prefilling() {
 			continue
 		}
 		c := s.control
 		c.Limit = s.limit()
-		for i := range s.heard {
-			h := &s.heard[i]
-			c.Usable[i], c.Late[i] = h.ctx != nil, h.since > 0 && s.seq.Len()-h.since < runUp
+		for i := range s.sources {
+			st := &s.sources[i]
+			c.Usable[i], c.Warming[i] = st.ctx != nil, st.since > 0 && s.seq.Len()-st.since < warmUp
 		}
 		decode = append(decode, c)
 		by[c] = s
 	}
 	prompt, room := 0, model.MaxRows-len(decode)
-	for _, s := range live {
+	for _, s := range p.live {
 		if !s.Prefilling() {
 			continue
 		}
@@ -56,22 +83,26 @@ func (r *Runner) plan(live []*Stream, chunk int) *plan {
 		s.nodes.tokens = s.Prompt[:n]
 		prompt += n
 	}
-	p := &plan{Round: r.control.Begin(decode, prompt)}
-	if len(decode) == 0 {
-		return p
+	p.Round = r.control.Begin(decode, prompt)
+	if len(decode) > 0 {
+		r.draft(p, by)
 	}
+	p.lap(&p.rest)
+	return p
+}
+
+// draft makes the drafts that the controller wants, and adds the guesses that it chooses to the batch.
+func (r *Runner) draft(p *plan, by map[*control.Stream]*Stream) {
 	asked := make([]bool, len(r.Sources))
 	for a := p.Next(); a != nil; a = p.Next() {
 		asked[a.Source] = true
-		if !r.asked[a.Source] { // what gathered while nobody drafted is no part of what a draft costs
-			_ = r.tell(a.Source) // who fails has been told apart
+		if !r.asked[a.Source] { // features of rounds without drafts are not a cost of this draft
+			_ = r.extend(a.Source) // failing sources are already detached from their streams
 		}
-		begin := r.clock()
+		p.lap(&p.rest)
 		ps := r.ask(a, by)
-		p.Drafted(a, ps, r.clock().Sub(begin))
-		took := r.clock().Sub(begin)
-		a.Took(took)
-		p.draft += took
+		p.Drafted(a, ps, r.clock().Sub(p.last))
+		a.Took(p.lap(&p.draft))
 	}
 	r.asked = asked
 	p.Choose(model.MaxRows)
@@ -85,26 +116,25 @@ func (r *Runner) plan(live []*Stream, chunk int) *plan {
 			}
 		}
 	}
-	return p
 }
 
-// ask runs a source. If it fails, the round goes without its guesses.
+// ask lets a source draft. If it fails, there are no guesses and it is detached from the streams.
 func (r *Runner) ask(a *control.Ask, by map[*control.Stream]*Stream) []draft.Proposal {
 	src := r.Sources[a.Source]
 	reqs := make([]draft.Request, len(a.Streams))
-	err := r.tell(a.Source)
+	err := r.extend(a.Source)
 	for i, c := range a.Streams {
 		s := by[c]
-		h := &s.heard[a.Source]
-		if h.ctx == nil { // it has just failed
+		st := &s.sources[a.Source]
+		if st.ctx == nil { // extend has just failed
 			return nil
 		}
 		if r.widths[a.Source] == 0 {
-			if e := src.Extend(backend.Tensor{}, []draft.Rows{{Seq: h.ctx, Tokens: h.fresh(s)}}); e != nil {
+			if e := src.Extend(backend.Tensor{}, []draft.Rows{{Seq: st.ctx, Tokens: st.newTokens(s)}}); e != nil {
 				err = e
 			}
 		}
-		reqs[i] = draft.Request{Seq: h.ctx, Target: s.seq, Last: s.last, N: a.N[i]}
+		reqs[i] = draft.Request{Seq: st.ctx, Target: s.seq, Last: s.last, N: a.N[i]}
 	}
 	var ps []draft.Proposal
 	if err == nil {
@@ -113,17 +143,17 @@ func (r *Runner) ask(a *control.Ask, by map[*control.Stream]*Stream) []draft.Pro
 	for i, c := range a.Streams {
 		s := by[c]
 		if err != nil {
-			s.fails(a.Source, err)
+			s.detach(a.Source, err)
 			continue
 		}
-		h := &s.heard[a.Source]
-		unsure := ps[i].Len() == 0 // of all its guesses, which is no fault
+		st := &s.sources[a.Source]
+		empty := ps[i].Len() == 0 // a source may cut guesses that are not probable enough
 		ps[i].Sane(r.Target.Vocab)
-		if ps[i].Len() > 0 || unsure {
-			h.bad = 0
+		if ps[i].Len() > 0 || empty {
+			st.bad = 0
 		} else if s.stats.BadDrafts++; c.Limit > 0 {
-			if h.bad++; h.bad == maxBad {
-				s.fails(a.Source, fmt.Errorf("%d drafts in a row had no usable token", maxBad))
+			if st.bad++; st.bad == maxBad {
+				s.detach(a.Source, fmt.Errorf("%d drafts in a row had no usable token", maxBad))
 			}
 		}
 		if r.widths[a.Source] > 0 {
@@ -133,9 +163,17 @@ func (r *Runner) ask(a *control.Ask, by map[*control.Stream]*Stream) []draft.Pro
 	return ps
 }
 
-// settle learns from a step: how good the guesses were and what they cost.
-func (r *Runner) settle(live []*Stream, p *plan, took time.Duration) {
-	for _, s := range live {
+// settle counts the times of a step and lets the controller learn how good the guesses were and what they cost. What
+// the host does for guesses is part of their cost.
+func (r *Runner) settle(p *plan) {
+	p.Passed(p.verify + p.sample + p.commit)
+	took := p.last.Sub(p.begin)
+	for _, s := range p.live {
+		s.stats.Draft += p.draft
+		s.stats.Verify += p.verify
+		s.stats.Sample += p.sample
+		s.stats.Commit += p.commit
+		s.stats.Rest += p.rest
 		if s.prefilled > 0 {
 			s.stats.PromptTime += took
 			continue
@@ -154,7 +192,8 @@ func (r *Runner) settle(live []*Stream, p *plan, took time.Duration) {
 		}
 	}
 	p.Settle()
-	for _, s := range live {
+	for _, s := range p.live {
+		s.check()
 		if s.done && s.stats.Rounds > 0 {
 			r.control.End(s.control)
 		}

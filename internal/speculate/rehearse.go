@@ -9,8 +9,8 @@ import (
 	"strobe/internal/speculate/control"
 )
 
-// compile has the devices compile the kernels of all kinds of passes, so that nobody waits for them later. Where a
-// processor does a part it does nothing: that would not rehearse.
+// compile makes the devices compile the kernels of all kinds of passes before the first request. It does nothing if the
+// CPU runs a part of the model, because a CPU has no rehearsal and would run the passes.
 func (r *Runner) compile() error {
 	passes := r.rehearsal
 	for _, d := range r.devices {
@@ -24,8 +24,8 @@ func (r *Runner) compile() error {
 	return passes()
 }
 
-// rehearsal goes through passes of all kinds: chains of guesses, a tree, a prompt, and a token for which attention has
-// much to read. Sources are told of them, and draft. Nothing that is read means anything.
+// rehearsal goes through passes of all kinds: chains of guesses, a tree, a prompt, and a token after a long text.
+// Sources extend their contexts and draft. All results are undefined.
 func (r *Runner) rehearsal() error {
 	const longest = maxGuesses + 1
 	text := r.Target.NewSeq()
@@ -75,13 +75,13 @@ func (r *Runner) rehearsal() error {
 	return pass(3, []int32{-1, 0, 0}, sample.WantBest)
 }
 
-// rehearse tells a source of the rows of a pass and, once there is a text, has it draft.
+// rehearse extends a context of a source by the rows of a pass and, once there is a text, drafts.
 func (r *Runner) rehearse(source int, text *cache.Seq, features backend.Tensor, rows []int32) error {
 	src := r.Sources[source]
 	ctx := src.NewContext()
 	defer ctx.Close()
-	told := draft.Rows{Seq: ctx, Tokens: make([]int32, len(rows)), Rows: rows}
-	if err := src.Extend(features, []draft.Rows{told}); err != nil || text.Len() == 0 {
+	items := []draft.Rows{{Seq: ctx, Tokens: make([]int32, len(rows)), Rows: rows}}
+	if err := src.Extend(features, items); err != nil || text.Len() == 0 {
 		return err
 	}
 	for size := range control.BlockSizes {

@@ -1,5 +1,5 @@
 // Package speculate is the speculative loop: guess several tokens, let the target verify them in one
-// pass, keep what it would have said anyway.
+// pass, keep the ones that the target would have generated anyway.
 //
 // A Runner drives one target and the sources that guess for it, for any number of Streams. One Step advances
 // every stream: prompts by a chunk, generations by a round. A round is
@@ -37,16 +37,16 @@ type Runner struct {
 	Sources []draft.Source
 
 	control *control.Controller
-	layers  []int // captured: those of all sources, one after the other
-	widths  []int // per source: columns of its layers; 0 for a source that guesses from the text alone
-	width   int   // of all
+	layers  []int // captured layers of all sources, one after the other
+	widths  []int // per source: columns of its features; 0 for a source that guesses from the text alone
+	width   int   // columns of all features
 
-	// Features wait for the sources until a draft is wanted or there is no room for those of another pass: projecting
-	// many rows together is cheaper than few at a time, and those of a stream that ends before are not projected at all.
-	features backend.Tensor
-	waiting  []*Stream // streams with rows in features
-	used     int       // rows of features in use
-	asked    []bool    // per source: in the step before
+	// Features wait for the sources until a draft is wanted or there is no room for another pass: projecting many rows
+	// together is cheaper than a few at a time, and those of a stream that ends before are not projected at all.
+	features backend.Tensor // [model.MaxRows, width]
+	waiting  []*Stream      // streams with rows in features
+	used     int            // rows of features in use
+	asked    []bool         // per source: it drafted in the step before
 	clock    func() time.Time
 	devices  []backend.Backend // of the target and the sources
 }
@@ -97,7 +97,7 @@ func working(devices []backend.Backend) func() time.Time {
 	}
 }
 
-// Capture has the target capture what the sources need, in case another runner has changed that.
+// Capture makes the target capture the layers that the sources need. Another runner may have changed them.
 func (r *Runner) Capture() error { return r.Target.Capture(r.layers) }
 
 // Check returns an error if no loaded source has the name that a stream asks to be drafted by.
@@ -126,8 +126,8 @@ func (r *Runner) Describe() string {
 	return r.control.Describe(names)
 }
 
-// Paused reports whether so many streams are not followed by the sources that capture features, because drafting does
-// not pay for as many. What such streams leave behind says nothing to these sources.
+// Paused reports whether features are not captured for so many streams because drafting does not pay. The contexts of
+// such streams are incomplete.
 func (r *Runner) Paused(streams int) bool { return r.control.Paused(streams) }
 
 // columns is the part of the features that a source captures.
@@ -142,36 +142,43 @@ func (r *Runner) columns(t backend.Tensor, source int) backend.Tensor {
 // Step advances every stream: a prompt by up to chunk tokens, a generation by one round. Streams
 // that are done are left alone. An error comes from the target and leaves the streams unusable.
 func (r *Runner) Step(streams []*Stream, chunk int) error {
-	start := r.clock()
-	var live []*Stream
-	for _, s := range streams {
-		if !s.Done() {
-			live = append(live, s)
-		}
-	}
-	if len(live) == 0 {
+	p := r.schedule(streams, chunk)
+	if len(p.live) == 0 {
 		return nil
 	}
-	p := r.plan(live, chunk)
-	drafted := r.clock()
+	out, err := r.run(p)
+	if err != nil {
+		return err
+	}
+	if err := r.accept(p, out); err != nil {
+		return err
+	}
+	r.settle(p)
+	return nil
+}
 
-	segs := make([]model.Segment, len(live))
-	for i, s := range live {
+// run runs the target on the batch of the plan. It waits for the end of the pass: nothing is sampled from a failed one.
+func (r *Runner) run(p *plan) (*model.Output, error) {
+	segs := make([]model.Segment, len(p.live))
+	for i, s := range p.live {
 		segs[i] = s.segment()
 	}
 	out, err := r.Target.Forward(segs)
-	first, kept := 0, false
 	if err == nil {
-		first, kept = r.keep(live, out) // while the device is at work
+		r.storeFeatures(p, out) // while the device is at work
 		out.Fetch()
-		err = r.Target.Sync() // before the clock, and before anything is sampled from a failed pass
+		err = r.Target.Sync()
 	}
 	if err != nil {
-		return fmt.Errorf("target: %w", err)
+		return nil, fmt.Errorf("target: %w", err)
 	}
-	forwarded := r.clock()
+	p.lap(&p.verify)
+	return out, nil
+}
 
-	for i, s := range live {
+// accept samples every stream's tokens as far as its guesses agree, and commits them.
+func (r *Runner) accept(p *plan, out *model.Output) error {
+	for i, s := range p.live {
 		s.verify(out, i)
 	}
 	if out.Late() {
@@ -179,100 +186,89 @@ func (r *Runner) Step(streams []*Stream, chunk int) error {
 			return fmt.Errorf("target: %w", err)
 		}
 	}
-	verified := r.clock()
-	for i, s := range live {
+	p.lap(&p.sample)
+	for i, s := range p.live {
 		if err := s.seq.Commit(s.path); err != nil {
 			return err
 		}
-		if kept && s.captured() {
-			r.wait(s, first+out.FeatureRow(i, 0))
+		if p.stored && s.needsFeatures() {
+			r.addFeatures(s, p.firstFeature+out.FeatureRow(i, 0))
 		}
 	}
-	end := r.clock()
-	for _, s := range live {
-		s.stats.Draft += p.draft
-		s.stats.Rest += drafted.Sub(start) - p.draft
-		s.stats.Verify += forwarded.Sub(drafted)
-		s.stats.Sample += verified.Sub(forwarded)
-		s.stats.Commit += end.Sub(verified)
-	}
-	p.Passed(end.Sub(drafted)) // what the host does for guesses is part of what they cost
-	r.settle(live, p, end.Sub(start))
+	p.lap(&p.commit)
 	return nil
 }
 
-// keep puts the features of all rows of a pass where they wait for the sources, and returns the place of the first.
-// Which of them will be committed nobody knows yet, but one copy of all takes less time than asking. Where drafting
-// does not pay they are not kept, nor those that wait: see begin.
-func (r *Runner) keep(live []*Stream, out *model.Output) (first int, kept bool) {
-	if !slices.ContainsFunc(live, (*Stream).captured) {
-		return 0, false
+// storeFeatures copies the features of all rows of a pass to where they wait for the sources. One copy of all rows
+// takes less time than waiting for which of them are accepted. While drafting does not pay nothing is stored, and
+// what waits is dropped; addFeatures starts again later.
+func (r *Runner) storeFeatures(p *plan, out *model.Output) {
+	if !slices.ContainsFunc(p.live, (*Stream).needsFeatures) {
+		return
 	}
-	if r.Paused(len(live)) && !slices.ContainsFunc(live, func(s *Stream) bool { return s.Fixed }) {
+	if r.Paused(len(p.live)) && !slices.ContainsFunc(p.live, func(s *Stream) bool { return s.Fixed }) {
 		for _, s := range r.waiting {
-			s.waiting, s.kept = s.waiting[:0], -1
+			s.featureRows, s.featureLen = s.featureRows[:0], -1
 		}
 		r.waiting, r.used = r.waiting[:0], 0
-		return 0, false
+		return
 	}
 	rows := 0
-	for _, s := range live {
+	for _, s := range p.live {
 		rows += len(s.nodes.tokens)
 	}
 	if r.used+rows > r.features.Rows {
-		_ = r.tellAll() // who fails has been told apart
+		_ = r.extendAll() // failing sources are already detached from their streams
 	}
-	first = r.used
+	p.stored, p.firstFeature = true, r.used
 	r.used += rows
 	b := r.Target.Backend()
 	b.BeginStep(nil)
-	b.Copy(r.features.Slice(first, rows), out.Features.Slice(0, rows))
+	b.Copy(r.features.Slice(p.firstFeature, rows), out.Features.Slice(0, rows))
 	if _, err := b.EndStep(); err != nil {
-		for _, s := range slices.Concat(r.waiting, live) { // nobody knows what lies there
-			s.lost(err)
+		for _, s := range slices.Concat(r.waiting, p.live) { // the features are undefined now
+			s.detachAll(err)
 		}
 	}
-	return first, true
 }
 
-// wait notes where the features of the rows lie that a stream has committed, after those of the rows before.
-func (r *Runner) wait(s *Stream, first int) {
-	if before := s.seq.Len() - len(s.path); s.kept != before {
-		s.begin(before)
+// addFeatures notes which features belong to the tokens that a stream has just committed.
+func (r *Runner) addFeatures(s *Stream, first int) {
+	if before := s.seq.Len() - len(s.path); s.featureLen != before {
+		s.startAt(before)
 	}
-	if len(s.waiting) == 0 {
+	if len(s.featureRows) == 0 {
 		r.waiting = append(r.waiting, s)
 	}
-	for _, p := range s.path {
-		s.waiting = append(s.waiting, int32(first)+p)
+	for _, row := range s.path {
+		s.featureRows = append(s.featureRows, int32(first)+row)
 	}
-	s.kept += len(s.path)
+	s.featureLen += len(s.path)
 }
 
-// begin has the sources follow a stream from the middle of its text on: the first tokens of its sequence, or some of
-// them, they have not been told of and never will. Guesses are worse for it until they have seen some of the text, but
-// none is wrong.
-func (s *Stream) begin(at int) {
-	s.kept = at
-	for i := range s.heard {
-		if h := &s.heard[i]; s.follows(i) && s.told(i) != at {
-			h.from, h.since = at-s.unknown-h.ctx.Len(), at
+// startAt makes the sources follow a stream from a token of its sequence on. They never see the tokens before it that
+// they do not know yet. Their guesses are less often right until they have seen more of the text.
+func (s *Stream) startAt(token int) {
+	s.featureLen = token
+	for i := range s.sources {
+		if st := &s.sources[i]; s.follows(i) && s.extendedLen(i) != token {
+			st.from, st.since = token-s.unknown-st.ctx.Len(), token
 		}
 	}
 }
 
-// lost says that features of a stream are gone: the sources that need them cannot follow it any more.
-func (s *Stream) lost(err error) {
-	for i := range s.heard {
+// detachAll detaches all sources that need features: those of the stream are lost.
+func (s *Stream) detachAll(err error) {
+	for i := range s.sources {
 		if s.follows(i) {
-			s.fails(i, err)
+			s.detach(i, err)
 		}
 	}
 }
 
-// captured reports whether any source needs the features of a stream.
-func (s *Stream) captured() bool {
-	for i := range s.heard {
+// needsFeatures reports whether any source needs the features of a stream.
+func (s *Stream) needsFeatures() bool {
+	for i := range s.sources {
 		if s.follows(i) {
 			return true
 		}
@@ -282,37 +278,48 @@ func (s *Stream) captured() bool {
 
 // behind reports whether features of a stream wait for a source.
 func (s *Stream) behind(source int) bool {
-	return !s.closed && s.follows(source) && s.told(source) < s.kept
+	return !s.closed && s.follows(source) && s.extendedLen(source) < s.featureLen
 }
 
-// told is the tokens of the sequence that a source has been told of, or never will be.
-func (s *Stream) told(source int) int {
-	h := &s.heard[source]
-	return s.unknown + h.from + h.ctx.Len()
+// extendedLen is the number of tokens of the sequence up to which a source has been extended. Some of them it may have
+// missed.
+func (s *Stream) extendedLen(source int) int {
+	st := &s.sources[source]
+	return s.unknown + st.from + st.ctx.Len()
 }
 
-// tell hands a source the features that wait for it, and forgets those that wait for no other.
-func (r *Runner) tell(source int) error {
+// extend hands a source the features that wait for it, and drops those that wait for no other source. A source that
+// fails is detached from its streams.
+func (r *Runner) extend(source int) (err error) {
 	if r.widths[source] == 0 {
 		return nil
 	}
-	var ss []*Stream
-	var rows [][]int32
+	var streams []*Stream
+	var items []draft.Rows
 	for _, s := range r.waiting {
-		if s.behind(source) {
-			n := s.kept - s.told(source)
-			ss = append(ss, s)
-			rows = append(rows, s.waiting[len(s.waiting)-n:])
+		if !s.behind(source) {
+			continue
+		}
+		st := &s.sources[source]
+		rows := s.featureRows[len(s.featureRows)-(s.featureLen-s.extendedLen(source)):]
+		streams = append(streams, s)
+		items = append(items, draft.Rows{Seq: st.ctx, Tokens: s.text[st.from+st.ctx.Len():][:len(rows)], Rows: rows})
+	}
+	if len(items) > 0 {
+		err = r.Sources[source].Extend(r.columns(r.features, source), items)
+	}
+	if err != nil {
+		for _, s := range streams {
+			s.detach(source, err)
 		}
 	}
-	err := r.extend(source, ss, rows)
 	r.waiting = slices.DeleteFunc(r.waiting, func(s *Stream) bool {
 		for i := range r.Sources {
 			if s.behind(i) {
 				return false
 			}
 		}
-		s.waiting = s.waiting[:0]
+		s.featureRows = s.featureRows[:0]
 		return true
 	})
 	if len(r.waiting) == 0 {
@@ -321,39 +328,20 @@ func (r *Runner) tell(source int) error {
 	return err
 }
 
-// tellAll hands every source the features that wait for it.
-func (r *Runner) tellAll() (first error) {
+// extendAll hands every source the features that wait for it.
+func (r *Runner) extendAll() (first error) {
 	for i := range r.Sources {
-		if err := r.tell(i); first == nil {
+		if err := r.extend(i); first == nil {
 			first = err
 		}
 	}
 	return first
 }
 
-// extend hands a source the features of some streams. A source that fails stops following those streams.
-func (r *Runner) extend(source int, ss []*Stream, rows [][]int32) error {
-	if len(ss) == 0 {
-		return nil
-	}
-	items := make([]draft.Rows, len(ss))
-	for i, s := range ss {
-		h := &s.heard[source]
-		items[i] = draft.Rows{Seq: h.ctx, Tokens: s.text[h.from+h.ctx.Len():][:len(rows[i])], Rows: rows[i]}
-	}
-	err := r.Sources[source].Extend(r.columns(r.features, source), items)
-	if err != nil {
-		for _, s := range ss {
-			s.fails(source, err)
-		}
-	}
-	return err
-}
-
 // Sync brings the contexts of a stream up to its target's, so that all can be saved together.
 func (r *Runner) Sync(s *Stream) error {
-	if len(s.waiting) == 0 {
+	if len(s.featureRows) == 0 {
 		return nil
 	}
-	return r.tellAll()
+	return r.extendAll()
 }

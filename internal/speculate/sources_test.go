@@ -313,3 +313,29 @@ func TestTreesTakeTime(t *testing.T) {
 		t.Errorf("%v went into trees of %d drafts for two streams", pondered, d.n)
 	}
 }
+
+// TestTimesOfAStep: the parts of a step are timed one after the other and add up to its time. The clock moves at every
+// look at it: once at the end of each part, and once more during every draft.
+func TestTimesOfAStep(t *testing.T) {
+	m := target(t, "qwen3")
+	in := prompt(9)
+	want := plain(t, m, greedy{}, in, 30)
+	r := runner(t, m, script(t, m, along(in, want.out, nil)))
+	var looks time.Duration
+	r.clock = func() time.Time {
+		looks++
+		return time.Unix(0, 0).Add(looks * time.Microsecond)
+	}
+	f := start(t, r, Options{Fixed: true, Draft: drafter}, greedy{}, in, 30)
+	finish(t, r, 64, f)
+	s := f.Stats()
+	steps := time.Duration(s.Rounds+1) * time.Microsecond // the prompt is one step
+	drafts := time.Duration(s.Drafts) * time.Microsecond
+	if s.Verify != steps || s.Sample != steps || s.Commit != steps || s.Draft != 2*drafts || s.Rest != steps+drafts {
+		t.Errorf("%v of steps, %v of drafts: verify %v, sample %v, commit %v, draft %v, rest %v", steps, drafts, s.Verify,
+			s.Sample, s.Commit, s.Draft, s.Rest)
+	}
+	if all := s.Draft + s.Verify + s.Sample + s.Commit + s.Rest; all != s.PromptTime+s.DecodeTime {
+		t.Errorf("parts add up to %v, steps took %v and %v", all, s.PromptTime, s.DecodeTime)
+	}
+}

@@ -71,10 +71,9 @@ func (s *Stats) Speed() float64 {
 	return float64(s.Tokens-1) / s.DecodeTime.Seconds()
 }
 
-// What SpeedUp needs to say anything. A few rounds are luck: what their text was and what else the machine did weighs
-// more than drafting. The controller's ledger bounds what drafting may lose to a few percent, so a ratio far below one
-// tells of a disturbed machine only. So does one above the tokens of a round, since no round is cheaper than a plain
-// one.
+// Limits of SpeedUp. A few rounds are luck: their text and other programs weigh more than drafting. The controller's
+// ledger bounds the loss of drafting to a few percent, so a ratio far below one means a disturbed machine. So does one
+// above the tokens of a round, since no round is cheaper than a plain one.
 const (
 	speedUpTokens = 32
 	speedUpRounds = 8

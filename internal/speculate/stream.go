@@ -7,12 +7,13 @@ import (
 	"strobe/internal/backend"
 	"strobe/internal/cache"
 	"strobe/internal/draft"
+	"strobe/internal/invariants"
 	"strobe/internal/model"
 	"strobe/internal/sample"
 	"strobe/internal/speculate/control"
 )
 
-// Auto and Off are the values of Options.Draft that name no source: use whatever pays, and do not draft.
+// Auto and Off are the values of Options.Draft that name no source: use the source that pays most, and do not draft.
 const (
 	Auto = ""
 	Off  = "off"
@@ -46,10 +47,10 @@ type Sampler interface {
 	Accept(id int32)
 }
 
-// chooser is a Sampler that can nearly always do with what the device chose of a row.
+// chooser is a Sampler that rarely needs more of a row than what the device chose.
 type chooser interface {
 	Wants(logits int) sample.Want
-	Lowered(id int32) bool                                    // the best id is not to be taken
+	Lowered(id int32) bool                                    // a penalty on id: look at the row instead
 	SampleShort(l *sample.Shortlist) (id int32, decided bool) // as Sample, unless the list is too short
 }
 
@@ -66,16 +67,15 @@ type Token struct {
 type Config struct {
 	Options
 	Seq *cache.Seq // the target's memory; may already hold a prefix
-	// Contexts is what each of the runner's sources knows of the same prefix; nil for a source that is not to be asked.
-	// One that does not know all of it begins in the middle. Sources that guess from the text alone need none: they are
-	// told Known.
+	// Contexts is what each of the runner's sources knows of the same prefix; nil for a source that is not to draft. A
+	// context may lack some of the prefix. Sources that guess from the text alone need none: they get Known.
 	Contexts []draft.Context
 	Known    []int32 // tokens already in Seq
 	Prompt   []int32 // tokens to run before generating; at least one
 	Sampler  Sampler
 	Context  int // most tokens in Seq; 0 means the trained context
 	Max      int // most tokens to generate; 0 means as many as the context holds
-	// Observe, when set, sees what each token is sampled from: the target's logits, before they are sampled, or a
+	// Observe, if set, gets what each token is sampled from: the target's logits, before the sampler changes them, or a
 	// shortlist of them with its total.
 	Observe func(logits []float32, short *sample.Shortlist)
 	// Emit receives each token as soon as it is certain. It returns false to stop; that token is
@@ -96,13 +96,14 @@ type Stream struct {
 	err    error
 
 	control *control.Stream
-	text    []int32 // all tokens, as far as they are known, the newest included
-	unknown int     // tokens before them
-	heard   []heard // per source
-	waiting []int32 // rows of committed tokens in the runner's features
-	kept    int     // tokens of the sequence whose features were handed over or wait
+	text    []int32 // all known tokens, the newest included
+	unknown int     // tokens of the sequence before them
+	sources []sourceState
 
-	synthetic float64 // guesses still owed to reach the synthetic mean
+	featureRows []int32 // rows of the newest committed tokens in the runner's features
+	featureLen  int     // tokens of the sequence up to the last of them
+
+	synthetic float64 // guesses still to accept to reach the synthetic mean
 
 	// The current round.
 	want      sample.Want
@@ -115,11 +116,11 @@ type Stream struct {
 	stats Stats
 }
 
-// heard is what a source knows of a stream.
-type heard struct {
-	ctx   draft.Context // nil for none
-	from  int           // its first token in the stream's text, if it knows all tokens since
-	since int           // tokens of the sequence when it began to follow; before there are some it does not know
+// sourceState is what a stream knows of a source.
+type sourceState struct {
+	ctx   draft.Context // nil if the source does not draft for the stream
+	from  int           // index of the context's first token in Stream.text, if it has no gap
+	since int           // length of the sequence at the context's last gap; 0 for none
 	bad   int           // useless drafts in a row
 }
 
@@ -150,7 +151,7 @@ func (r *Runner) NewStream(c Config) (*Stream, error) {
 	if err := r.Check(c.Draft); err != nil {
 		return nil, err
 	}
-	s := &Stream{Config: c, seq: c.Seq, runner: r, heard: make([]heard, len(r.Sources))}
+	s := &Stream{Config: c, seq: c.Seq, runner: r, sources: make([]sourceState, len(r.Sources))}
 	s.control = r.control.NewStream(control.Options{Tree: c.Tree, Fixed: c.Fixed})
 	s.text = append(append(make([]int32, 0, len(c.Known)+len(c.Prompt)), c.Known...), c.Prompt...)
 	s.unknown = c.Seq.Len() - len(c.Known)
@@ -162,20 +163,20 @@ func (r *Runner) NewStream(c Config) (*Stream, error) {
 		switch {
 		case c.Draft != Auto && c.Draft != src.Name():
 		case r.widths[i] == 0:
-			s.heard[i] = heard{ctx: src.NewContext()}
+			s.sources[i] = sourceState{ctx: src.NewContext()}
 		case i < len(c.Contexts) && !missing(c.Contexts[i]) && c.Contexts[i].Len() <= c.Seq.Len():
-			s.heard[i] = heard{ctx: c.Contexts[i], from: -s.unknown}
+			s.sources[i] = sourceState{ctx: c.Contexts[i], from: -s.unknown}
 		default:
 			s.stats.Cold = true
 		}
 	}
 	s.stats.Cached = c.Seq.Len()
-	s.begin(c.Seq.Len())
+	s.startAt(c.Seq.Len())
 	return s, nil
 }
 
-// NewContexts returns empty contexts for an empty sequence, one for each source that captures features. Streams make
-// the others themselves.
+// NewContexts returns empty contexts for an empty sequence, one for each source that captures features. Streams create
+// the others.
 func (r *Runner) NewContexts() []draft.Context {
 	cs := make([]draft.Context, len(r.Sources))
 	for i, s := range r.Sources {
@@ -201,20 +202,22 @@ func missing(c draft.Context) bool {
 	return c == nil || ok && seq == nil
 }
 
-// fails counts a failure of a source. The stream goes on, but the source's context is now behind, so the source is not
-// used for it again.
-func (s *Stream) fails(source int, err error) {
-	s.heard[source].ctx = nil
+// detach removes a source that failed from the stream. The stream goes on; the source's context is incomplete from now
+// on, so it is not used again.
+func (s *Stream) detach(source int, err error) {
+	s.sources[source].ctx = nil
 	s.stats.DraftErr = fmt.Errorf("%s: %w", s.runner.Sources[source].Name(), err)
 }
 
-// follows reports whether a source that captures keeps up with this stream.
+// follows reports whether a source needs the features of this stream.
 func (s *Stream) follows(source int) bool {
-	return s.heard[source].ctx != nil && s.runner.widths[source] > 0
+	return s.sources[source].ctx != nil && s.runner.widths[source] > 0
 }
 
-// fresh is the committed tokens after those that a source knows.
-func (h *heard) fresh(s *Stream) []int32 { return s.text[h.from+h.ctx.Len() : s.seq.Len()-s.unknown] }
+// newTokens is the committed tokens after those that a source knows.
+func (st *sourceState) newTokens(s *Stream) []int32 {
+	return s.text[st.from+st.ctx.Len() : s.seq.Len()-s.unknown]
+}
 
 // limit is the largest number of guesses that the stream can still use.
 func (s *Stream) limit() int {
@@ -234,8 +237,8 @@ func (s *Stream) Err() error { return s.err }
 // Stop ends the stream at the next step boundary.
 func (s *Stream) Stop() { s.done = true }
 
-// Close forgets what the runner holds for the stream. Call it before closing the stream's sequences, which remain their
-// owner's.
+// Close drops what the runner holds for the stream. Call it before closing the stream's sequences, which the caller
+// owns.
 func (s *Stream) Close() {
 	s.done, s.closed = true, true
 }
@@ -318,7 +321,7 @@ func (s *Stream) verify(out *model.Output, segment int) {
 	s.synthetic -= float64(accepted)
 }
 
-// ready reports whether the next token can be drawn at once. If not, the rest of the guesses is left, and the engine
+// ready reports whether the next token can be drawn at once. If not, the rest of the guesses is dropped, and the engine
 // lets the stream wait before its next pass.
 func (s *Stream) ready() bool {
 	w, ok := s.Sampler.(interface{ Ready() bool })
@@ -370,6 +373,26 @@ func (s *Stream) record(t Token) {
 	s.stats.Tokens++
 	if !s.Emit(t) || s.left == 0 {
 		s.done = true
+	}
+}
+
+// check panics unless the caches and the features hold what the stream thinks. It does nothing in ordinary builds.
+func (s *Stream) check() {
+	if !invariants.Enabled || s.done {
+		return
+	}
+	cached := s.unknown + len(s.text) - len(s.Prompt)
+	if !s.Prefilling() {
+		cached-- // the newest token is not in the cache yet
+	}
+	invariants.Check(s.seq.Len() == cached, "the cache holds %d tokens, the text has %d", s.seq.Len(), cached)
+	for i := range s.sources {
+		if !s.follows(i) || s.featureLen < 0 {
+			continue
+		}
+		n := s.featureLen - s.extendedLen(i)
+		invariants.Check(n >= 0 && n <= len(s.featureRows), "source %d lacks the features of %d tokens, %d wait", i, n,
+			len(s.featureRows))
 	}
 }
 

@@ -64,9 +64,12 @@ func (d *Device) EndStep() (int, error) {
 	return d.Backend.EndStep()
 }
 
+// Pad is that of the device.
+func (d *Device) Pad(n int) int { return backend.Pad(d.Backend, n) }
+
 func (d *Device) Repeat(name int, p *backend.Plan, ints ...[]int32) (bool, error) {
 	d.outside("Repeat")
-	return d.Backend.Repeat(name, d.unwrap(p), ints...)
+	return backend.Repeat(d.Backend, name, d.unwrap(p), ints...)
 }
 
 func (d *Device) Sync() error {

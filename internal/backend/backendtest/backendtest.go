@@ -6,7 +6,7 @@
 //
 //   - a row has the same bits alone and in any batch, at any place and in any layout of memory;
 //   - nothing is written outside an output: neither around it nor between its rows, and inputs stay as they are;
-//   - a NaN or an infinity stays in its row, and what nobody may see (stale slots of pages, memory between rows)
+//   - a NaN or an infinity stays in its row, and what no operation may read (stale slots of pages, memory between rows)
 //     may hold NaN without harm;
 //   - a step that is replayed computes what a fresh device would;
 //   - memory of sequences that was copied, moved, kept or stored continues with the same bits.

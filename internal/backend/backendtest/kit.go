@@ -32,13 +32,13 @@ func (s *suite) device() *kit {
 	return k
 }
 
-// layout says how a tensor lies in its buffer: values before each row and after it that belong to nobody.
+// layout says how a tensor lies in its buffer: values before and after each row that belong to no tensor.
 type layout struct{ before, after int }
 
 // layouts are taken in turn: rows that follow each other, rows apart at aligned places, rows apart at odd places.
 var layouts = []layout{{0, 0}, {4, 8}, {3, 2}}
 
-// canary fills what belongs to nobody. It is a NaN, so that a result that reads it is noticed, with bits
+// canary fills the values that belong to no tensor. It is a NaN, so that a result that reads it is noticed, with bits
 // that arithmetic does not produce, so that writing another NaN is noticed too.
 var canary = math.Float32frombits(0x7fc5a5a5)
 
@@ -276,7 +276,7 @@ func wide(v []float32) []float64 {
 
 func same(a, b float32) bool { return math.Float32bits(a) == math.Float32bits(b) }
 
-// sameResult is same, with all NaN alike: which NaN an operation makes is nobody's business.
+// sameResult is same, with all NaN alike: an operation may return any NaN.
 func sameResult(a, b []float32) bool {
 	return slices.EqualFunc(a, b, func(x, y float32) bool { return same(x, y) || x != x && y != y })
 }

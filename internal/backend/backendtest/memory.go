@@ -146,7 +146,7 @@ func parkedWeights(s *suite) {
 		other := k.bind(k.matrix(typ, 1, rows+1, cols))
 		k.check(p.Unpark(w, m.Matrix))
 		again := product(func() bool {
-			known, err := k.Repeat(recorded, nil)
+			known, err := backend.Repeat(k.Backend, recorded, nil)
 			k.check(err)
 			return known
 		})

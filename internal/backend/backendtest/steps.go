@@ -250,7 +250,7 @@ func (m *machine) step(feeds []feed, prompt, other bool) [][]float32 {
 	if !slices.ContainsFunc(kv.Extra, func(x []int32) bool { return x != nil }) {
 		kv.Extra = nil
 	}
-	rows := m.Pad(len(ids)) // rows of padding hold what was there before
+	rows := backend.Pad(m.Backend, len(ids)) // rows of padding hold what was there before
 	if rows < len(ids) {
 		m.Fatalf("%d rows for %d tokens", rows, len(ids))
 	}
@@ -268,7 +268,7 @@ func (m *machine) step(feeds []feed, prompt, other bool) [][]float32 {
 	again := false
 	if name := m.names[key]; name != 0 {
 		var err error
-		again, err = m.Repeat(name, plan, ids)
+		again, err = backend.Repeat(m.Backend, name, plan, ids)
 		m.check(err)
 	}
 	if !again {

@@ -119,12 +119,6 @@ func (b *Backend) BeginStep(p *backend.Plan) { b.plan = p }
 // EndStep has nothing to start: operations are done when they return.
 func (b *Backend) EndStep() (int, error) { return 0, nil }
 
-// Repeat knows no steps.
-func (b *Backend) Repeat(int, *backend.Plan, ...[]int32) (bool, error) { return false, nil }
-
-// Pad adds nothing: every row costs time.
-func (b *Backend) Pad(n int) int { return n }
-
 // Sync has nothing to wait for.
 func (b *Backend) Sync() error { return nil }
 

@@ -70,7 +70,7 @@ func grow[T any](s []T, n int) []T {
 }
 
 // ExpertMatMul multiplies every row by the matrices of its experts. Rows are grouped so
-// that each expert's weights are read once, and experts nobody chose are not touched.
+// that each expert's weights are read once, and experts that no token chose are not read.
 func (b *Backend) ExpertMatMul(x backend.Tensor, ids backend.Ints, used int, ps ...backend.Product) {
 	s := &b.experts
 	n := ps[0].Y.Rows

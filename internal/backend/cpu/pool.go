@@ -15,12 +15,11 @@ import (
 // spin, because waking a sleeping thread costs as much as a small operation; after
 // spinTime without work they sleep, so an idle engine uses no CPU.
 //
-// Where other programs use the cores too, a worker may stand still for milliseconds. Therefore nobody
-// waits for one that has not begun: functions take their work from what is left, so whoever is
-// there does all of it, and then the round is closed to latecomers.
+// When other programs use the cores, a worker may be suspended for milliseconds. Therefore a round does not wait for
+// workers that have not started: the workers that run take all the work, and then the round is closed.
 //
-// A panic in any worker ends the round and is raised again in the caller, when nobody works on the round any
-// more: the caller may recover and use the pool again. Nobody could recover it in a worker.
+// A panic in any worker ends the round and is raised again in the caller, after all workers have left the round: the
+// caller may recover and use the pool again.
 type pool struct {
 	n       int
 	fn      func(worker int)
@@ -123,7 +122,7 @@ func (p *pool) call(fn func(worker int), w int) {
 func (p *pool) await(g *gate, seen uint32) bool {
 	var start time.Time
 	for i := 0; ; i++ {
-		if p.stop.Load() { // whatever the round: the one that close begins may have been seen as one more that is over
+		if p.stop.Load() { // in any round: a worker may miss the one that close begins
 			return false
 		}
 		if p.round() != seen {
@@ -147,15 +146,14 @@ func (p *pool) await(g *gate, seen uint32) bool {
 	}
 }
 
-// run calls fn on the calling worker and on those that come before it is done there, and returns when
-// all of them have returned. fn(0) alone must do all the work that others have not taken. A panic of any of
-// them is raised in the caller.
+// run calls fn on the calling worker and on all workers that start before fn(0) has returned, and waits for them. fn(0)
+// must do all the work that the others have not taken. A panic of any of them is raised in the caller.
 func (p *pool) run(fn func(worker int)) {
 	if p.n == 1 {
 		fn(0)
 		return
 	}
-	p.fn = fn // nobody reads it: the round before is closed and empty
+	p.fn = fn // no worker reads it: the round before is closed and empty
 	p.begin(0)
 	p.call(fn, 0)
 	p.finish()

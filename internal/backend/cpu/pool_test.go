@@ -48,7 +48,7 @@ func TestPoolCoversEverything(t *testing.T) {
 	}
 }
 
-// TestPoolPanic: a panic in any worker reaches the caller with its value and the worker's stack, when nobody
+// TestPoolPanic: a panic in any worker reaches the caller with its value and the worker's stack, when no worker
 // works on the round any more, and the pool goes on working. In a worker it would end the process.
 func TestPoolPanic(t *testing.T) {
 	for _, workers := range []int{2, 3, 5} {
@@ -68,7 +68,7 @@ func TestPoolPanic(t *testing.T) {
 							panicIn(boom)
 						}
 						if w == 0 {
-							<-begun // nobody waits for a worker that has not begun
+							<-begun // a round does not wait for a worker that has not begun
 						}
 					})
 					return nil

@@ -44,6 +44,7 @@ var (
 	_ backend.Backend  = (*Backend)(nil)
 	_ backend.Parker   = (*Backend)(nil)
 	_ backend.Compiler = (*Backend)(nil)
+	_ backend.Replayer = (*Backend)(nil)
 )
 
 // New returns a backend on a device, which it closes at the end.

@@ -9,37 +9,32 @@ import (
 	"strobe/internal/nn"
 )
 
-// pass is the outcome of running the blocks of several requests: the predicting slots, slot by slot and
-// inside a slot request by request, longest first. So the rows of one slot are contiguous, and
-// so are those of the requests that go on.
+// pass is the result of running the blocks of several requests: the predicting slots, slot by slot and inside a slot
+// request by request, longest first. So the rows of one slot are contiguous, and so are those of requests that have a
+// next slot.
 type pass struct {
-	*nn.Step                // for what follows on the results
-	final    backend.Tensor // normalised states
-	logits   backend.Tensor
-	order    []int // requests, longest first
-	place    []int // of each request in order
-	first    []int // per slot: its first row
-	active   []int // per slot: how many requests reach it
+	*nn.Step                // for operations on the results
+	final    backend.Tensor // [rows, hidden] normalised states
+	logits   backend.Tensor // [rows, outputs]
+	order    []int          // requests, longest first
+	place    []int          // of each request in order
+	first    []int          // per slot: its first row
+	active   []int          // per slot: how many requests reach it
 }
 
-// shape is what decides which operations a pass has: its rows and those that predict, or the features that it projects.
-type shape struct {
-	rows, picked int
-	from, of     int // where features begin, and their rows
+// draftKey decides which operations a draft has: its rows, and those that predict.
+type draftKey struct{ rows, picked int }
+
+// blockResults is where a draft leaves its results.
+type blockResults struct {
+	final  backend.Tensor // [picked, hidden]
+	logits backend.Tensor // [picked, outputs]
 }
 
-// passed is a pass that can be run again, and where it left its results.
-type passed struct {
-	nn.Pass
-	final, logits backend.Tensor
-	features      backend.Buffer
-}
-
-// keep remembers a pass, if the device does.
-func (d *Drafter) keep(kind shape, p *passed) {
-	if p.Known() {
-		d.passes[kind] = p
-	}
+// extendKey decides which operations an Extend has: its rows, and the features that it reads.
+type extendKey struct {
+	rows     int
+	features backend.Tensor
 }
 
 // row is the row of the i-th prediction of a request.
@@ -93,8 +88,8 @@ func (d *Drafter) BlockLogits(seq *cache.Seq, last int32) ([]float32, error) {
 // slots is the number of rows of a request's block.
 func (d *Drafter) slots(r draft.Request) int { return r.N + d.firstSlot() }
 
-// forward runs the blocks of all requests up to the logits of the slots from skip on. Nothing is kept
-// in the caches. rule 1 is the other one of a trial.
+// forward runs the blocks of all requests up to the logits of the slots from skip on. Nothing is committed to the
+// caches. rule 1 is the other one of a trial.
 func (d *Drafter) forward(reqs []draft.Request, skip, rule int) (p *pass, err error) {
 	p, ids, pick, starts, err := d.plan(reqs, skip)
 	if err != nil {
@@ -118,31 +113,28 @@ func (d *Drafter) forward(reqs []draft.Request, skip, rule int) (p *pass, err er
 	defer nn.Catch(&err)
 	s := nn.NewStep(d.arenas[d.place[0]], batch, d.mem, d.place[0], d.eps)
 	index := d.index(len(ids), starts)
-	kind := shape{rows: s.N, picked: s.Pad(len(pick))}
-	done := d.passes[kind]
-	if done == nil || len(d.devices) > 1 || !s.Again(done.Pass, index, ids, pick) {
-		s, done = d.run(s, batch, index, ids, pick)
-		d.keep(kind, done)
-	}
-	p.Step, p.final, p.logits = s, done.final, done.logits
+	last, done := d.drafts.Run(s, draftKey{s.N, s.Pad(len(pick))}, func() (*nn.Step, blockResults) {
+		return d.run(s, index, ids, pick)
+	}, index, ids, pick)
+	p.Step, p.final, p.logits = last, done.final, done.logits
 	batch.Done()
 	return p, nil
 }
 
-// run goes through the layers, and returns the step of the last ones.
-func (d *Drafter) run(s *nn.Step, batch *cache.Batch, blocks, ids, pick []int32) (*nn.Step, *passed) {
+// run goes through the layers. It returns the step of the last ones.
+func (d *Drafter) run(s *nn.Step, blocks, ids, pick []int32) (*nn.Step, blockResults) {
 	s.Begin()
 	s.Angles(d.rope)
 	var index backend.Ints
 	if d.taps > 0 {
 		index = s.Ints32(blocks)
 	}
-	x := s.Rows(d.hidden)
+	x := s.Rows(d.hidden) // [tokens, hidden]
 	s.Embed(x, d.embed, s.Ints32(ids), d.embScale)
 	at := s.Mark()
 	for i := range d.layers {
 		if i > 0 && d.place[i] != d.place[i-1] {
-			s, x = d.next(s, batch, d.place[i], x)
+			s, x = d.next(s, d.place[i], x)
 			if d.taps > 0 {
 				index = s.Ints32(blocks)
 			}
@@ -152,7 +144,7 @@ func (d *Drafter) run(s *nn.Step, batch *cache.Batch, blocks, ids, pick []int32)
 		in, taps := d.convIn(s, y.attnConv, s.Norm(x, y.norm), index)
 		kv := y.projections()
 		ts := s.Project(in, append(kv, y.q)...)
-		q := ts[len(kv)]
+		q := ts[len(kv)] // [tokens, heads*headDim]
 		s.NormHeads(q, d.heads, y.qNorm)
 		s.Rotate(q, d.heads, d.rope)
 		d.remember(s, y, ts[:len(kv)])
@@ -174,18 +166,16 @@ func (d *Drafter) run(s *nn.Step, batch *cache.Batch, blocks, ids, pick []int32)
 		}
 		s.Release(at)
 	}
-	p := &passed{final: s.New(s.Pad(len(pick)), d.hidden)}
-	s.Gather(p.final, x, s.Ints32(pick))
-	s.RMSNorm(p.final, p.final, d.outNorm, d.eps)
-	p.logits = s.Multiply(p.final, d.head)
-	p.Pass = s.End()
-	return s, p
+	final := s.New(s.Pad(len(pick)), d.hidden)
+	s.Gather(final, x, s.Ints32(pick))
+	s.RMSNorm(final, final, d.outNorm, d.eps)
+	return s, blockResults{final, s.Multiply(final, d.head)}
 }
 
 // widen lets every row of a block see the same context, the window before the block and not the window before the row:
 // in layers that do not slide, and in sliding ones where the run-time of the file does so.
 func (d *Drafter) widen(batch *cache.Batch, segs []cache.Segment) {
-	plans := make([]int, len(d.devices)) // seen of each device
+	plans := make([]int, len(d.devices)) // per device: plans of earlier groups
 	for g := range d.mem.Groups() {
 		w, dev := d.mem.Window(g), d.mem.Device(g)
 		p := &batch.Plans[dev].KV[plans[dev]]
@@ -198,15 +188,20 @@ func (d *Drafter) widen(batch *cache.Batch, segs []cache.Segment) {
 	}
 }
 
-// bothWays says per cache group whether block rows see later rows.
+// bothWays says per cache group whether block rows see later rows. In a trial of causality, drafts with the other rule
+// reverse it for sliding layers.
 func (d *Drafter) bothWays(other bool) []bool {
-	v := make([]bool, d.mem.Groups())
-	for g := range v {
+	sliding := d.rule.sliding
+	if other && d.trial.from == 0 {
+		sliding = !sliding
+	}
+	both := make([]bool, d.mem.Groups())
+	for g := range both {
 		if d.mem.Window(g) == d.full {
-			v[g] = !d.rule.full
+			both[g] = !d.rule.full
 		} else {
-			v[g] = d.rule.sliding == (other && d.trial.from == 0)
+			both[g] = !sliding
 		}
 	}
-	return v
+	return both
 }

@@ -7,11 +7,11 @@ import (
 
 // conv is a pair of short causal convolutions along the block, one around each half of a layer: over
 // its normalised input and over its output. Their taps are a fixed kernel plus a part that a
-// projection of the input gives for each row, shared by groups of channels. They never see the
-// context, whose keys and values are made without them.
+// projection of the input gives for each row, shared by groups of channels. They see the block only: keys and values of
+// the context are computed without them.
 type conv struct {
-	proj backend.Weight    // [hidden] -> taps of the input side, then of the output side
-	base [2]backend.Vector // fixed taps per side: [kernel][hidden]
+	proj backend.Weight    // [taps, hidden]: dynamic taps of the input side, then of the output side
+	base [2]backend.Vector // [kernel, hidden]: fixed taps of each side
 }
 
 // readTaps reads the shape of the convolutions, if there are any.

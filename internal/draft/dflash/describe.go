@@ -8,10 +8,10 @@ import (
 	"strobe/internal/gguf"
 )
 
-// defaultBlock is what drafters were trained for whose file does not say.
+// defaultBlock is the block of drafters whose file names none.
 const defaultBlock = 16
 
-// Description is what a drafter's file says about itself, in one convention whatever its dialect.
+// Description is what a drafter's file says about itself, in one convention for all dialects.
 type Description struct {
 	Dialect    string
 	Block      int   // tokens of a draft, the last known one included
@@ -19,7 +19,7 @@ type Description struct {
 	Layers     []int // target layers whose outputs it reads; see TargetLayers
 	Projection string
 	Features   int    // inputs of that tensor, 0 without it
-	Head       string // what makes a guess depend on the one before; "" for nothing
+	Head       string // the part that makes a guess depend on the one before; "" for none
 
 	layersKey string
 	offset    int // of the layers in the file

@@ -47,7 +47,7 @@ type Options struct {
 	Window int
 	// Device runs the drafter; nil means the one that has the target's output.
 	Device backend.Backend
-	// Beside, if set, runs all layers but the last Layers, of which there is at least one.
+	// Beside, if set, runs all layers but the last ones; Layers is the number of these, at least one.
 	Beside backend.Backend
 	Layers int
 }
@@ -57,28 +57,29 @@ var _ draft.Source = (*Drafter)(nil)
 // Drafter is a loaded drafter.
 type Drafter struct {
 	params
-	b       backend.Backend   // that has the output
+	b       backend.Backend   // the device of the output
 	devices []backend.Backend // b is the first
 	place   []int             // device of each layer
-	arenas  []*nn.Arena       // of the devices
+	arenas  []*nn.Arena       // per device
 	file    *gguf.File
 	target  *model.Model
 	mem     *cache.Memory
 	trial   trial // of the causality rule, or of the window
-	full    int   // how far layers look that do not slide; 0 for everything
-	seen    int   // how far the trial found that drafts should look; 0 for as far as the cache goes
+	full    int   // window of layers that do not slide; 0 for everything
+	seen    int   // window of drafts that the trial found; 0 for the whole cache
 	pMin    float32
-	fc      backend.Weight
-	ctxNorm backend.Vector
-	outNorm backend.Vector
-	embed   backend.Weight
-	head    backend.Weight
-	d2t     []int32 // target id of each output; nil when they are the target's
+	fc      backend.Weight // [hidden, captured layers x hidden]
+	ctxNorm backend.Vector // [hidden]
+	outNorm backend.Vector // [hidden]
+	embed   backend.Weight // [vocab, hidden]
+	head    backend.Weight // [outputs, hidden]
+	d2t     []int32        // [outputs] target id of each output; nil if they are the target's
 	rope    *nn.Rope
 	layers  []layer
 	weights nn.Weights
 	bytes   int // of the weights
-	passes  map[shape]*passed
+	drafts  nn.Passes[draftKey, blockResults]
+	extends nn.Passes[extendKey, struct{}]
 	scanned bool  // the weights have been searched for values that are not numbers
 	bad     error // what the search found
 
@@ -90,15 +91,18 @@ type Drafter struct {
 }
 
 type layer struct {
-	norm, ffnNorm     backend.Vector
-	q, k, v, o        backend.Weight // v nil: values are the normalised raw keys
-	qNorm, kNorm      backend.Vector
-	postAttn, postFFN backend.Vector // optional norms of the outputs
-	scale             float32
-	sinks             backend.Vector
+	norm, ffnNorm     backend.Vector // [hidden]
+	q                 backend.Weight // [heads*headDim, hidden]
+	k                 backend.Weight // [kvHeads*headDim, hidden]
+	v                 backend.Weight // [kvHeads*headDim, hidden]; nil: values are the normalised raw keys
+	o                 backend.Weight // [hidden, heads*headDim]
+	qNorm, kNorm      backend.Vector // [headDim]
+	postAttn, postFFN backend.Vector // [hidden]; optional norms of the outputs
+	scale             float32        // of the layer's output
+	sinks             backend.Vector // [heads]; optional
 	ffn               nn.FFN
 	attnConv, ffnConv *conv // optional
-	cache             int
+	cache             int   // number of the layer in the cache
 }
 
 // Open loads a drafter for target.
@@ -115,7 +119,7 @@ func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
 	if opt.Beside != nil {
 		l.Devices = append(l.Devices, opt.Beside)
 	}
-	d := &Drafter{b: b, devices: l.Devices, file: f, target: target, pMin: opt.PMin, passes: map[shape]*passed{}}
+	d := &Drafter{b: b, devices: l.Devices, file: f, target: target, pMin: opt.PMin}
 	l.Weights = &d.weights
 	for _, b := range d.devices {
 		a := nn.NewArena(b)
@@ -178,7 +182,7 @@ func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
 	return d, nil
 }
 
-// begin makes room for a pass over rows.
+// begin prepares the weights and the arenas for a pass over rows.
 func (d *Drafter) begin(rows int) error {
 	if err := d.weights.Return(); err != nil {
 		return err
@@ -191,21 +195,18 @@ func (d *Drafter) begin(rows int) error {
 	return nil
 }
 
-// next ends the operations on one device and begins those on the next, which takes x along.
-func (d *Drafter) next(s *nn.Step, batch *cache.Batch, device int, x backend.Tensor) (*nn.Step, backend.Tensor) {
-	s.End()
-	t := nn.NewStep(d.arenas[device], batch, d.mem, device, d.eps)
-	x = t.Take(s.Backend, x)
-	t.Begin()
-	t.Angles(d.rope)
-	return t, x
+// next continues a pass over x on the device of the next layers.
+func (d *Drafter) next(s *nn.Step, device int, x backend.Tensor) (*nn.Step, backend.Tensor) {
+	s = s.Move(d.arenas[device], device, &x)
+	s.Angles(d.rope)
+	return s, x
 }
 
 func (d *Drafter) slides() bool { return slices.Max(d.window) > 0 }
 
-// bindVocabulary finds the embedding and output matrices: the file's own, else the target's. Whoever
-// owns a matrix owns its transform: a borrowed embedding is scaled as the target scales it and logits
-// of a borrowed head are capped as the target's, unless the file says otherwise.
+// bindVocabulary finds the embedding and output matrices: the file's own, else the target's. The owner of a matrix also
+// defines its scale: the target's embedding is scaled as in the target, and logits of the target's head are capped as
+// the target's, unless the file says otherwise.
 func (d *Drafter) bindVocabulary(l *nn.Loader) {
 	var err error
 	d.embed, d.head, err = d.target.Vocabulary(d.b)
@@ -272,8 +273,7 @@ func (d *Drafter) readRope(l *nn.Loader) *nn.Rope {
 	return l.Rope(dims, d.theta, factors)
 }
 
-// readParts binds the parts that choose tokens in other ways than by the best logit and finds out whether
-// there are convolutions.
+// readParts binds the optional parts: a Markov head or a selector, and convolutions.
 func (d *Drafter) readParts(l *nn.Loader) error {
 	if l.Has(markovName) && l.Has(selectorName) {
 		l.Fail("tensors %q and %q: a drafter has a Markov head or a selector, not both", markovName, selectorName)
@@ -365,7 +365,7 @@ func (d *Drafter) Devices() []backend.Backend { return d.devices }
 // NewSeq returns an empty context.
 func (d *Drafter) NewSeq() *cache.Seq { return d.mem.NewSeq() }
 
-// NewContext is NewSeq for who does not know what the context is.
+// NewContext implements draft.Source.
 func (d *Drafter) NewContext() draft.Context { return d.NewSeq() }
 
 // Extend adds the features of committed tokens to the contexts of their sequences.
@@ -398,14 +398,10 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 	}
 	defer nn.Catch(&err)
 	s := nn.NewStep(d.arenas[d.place[0]], batch, d.mem, d.place[0], d.eps)
-	if from := d.target.Backend(); from != d.devices[d.place[0]] { // the features cross once
-		features = s.Take(from, features.Slice(0, min(features.Rows, s.Pad(int(slices.Max(pick))+1))))
-	}
-	kind := shape{rows: s.N, from: features.Off, of: features.Rows}
-	done := d.passes[kind]
-	if done == nil || len(d.devices) > 1 || done.features != features.Buf || !s.Again(done.Pass, pick) {
-		d.keep(kind, &passed{Pass: d.project(s, batch, features, pick), features: features.Buf})
-	}
+	features = s.TakeRows(d.target.Backend(), features, pick)
+	d.extends.Run(s, extendKey{s.N, features}, func() (*nn.Step, struct{}) {
+		return d.project(s, features, pick), struct{}{}
+	}, pick)
 	batch.Done()
 	for _, g := range segs {
 		if err := g.Seq.CommitAll(); err != nil {
@@ -416,21 +412,21 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 }
 
 // project goes through the pass that turns rows of features into keys and values.
-func (d *Drafter) project(s *nn.Step, batch *cache.Batch, features backend.Tensor, pick []int32) nn.Pass {
+func (d *Drafter) project(s *nn.Step, features backend.Tensor, pick []int32) *nn.Step {
 	s.Begin()
 	s.Angles(d.rope)
 	f := s.Rows(features.Cols)
 	s.Gather(f, features, s.Ints32(pick))
-	c := s.Multiply(f, d.fc)
+	c := s.Multiply(f, d.fc) // [tokens, hidden]
 	s.RMSNorm(c, c, d.ctxNorm, d.eps)
 	at := s.Mark()
 	for from, to := 0, 0; from < len(d.layers); from = to {
 		if from > 0 && d.place[from] != d.place[from-1] {
-			s, c = d.next(s, batch, d.place[from], c)
+			s, c = d.next(s, d.place[from], c)
 			at = s.Mark()
 		}
 		var ws []backend.Weight
-		// Every product has to get going; after a round one for all layers of a device is faster.
+		// Starting a product takes time: for few rows one product for all layers of a device is faster.
 		for to = from; to == from || s.N <= d.block && to < len(d.layers) && d.place[to] == d.place[from]; to++ {
 			ws = append(ws, d.layers[to].projections()...)
 		}
@@ -442,7 +438,7 @@ func (d *Drafter) project(s *nn.Step, batch *cache.Batch, features backend.Tenso
 		}
 		s.Release(at)
 	}
-	return s.End()
+	return s
 }
 
 // projections make the keys and values of a layer.

@@ -60,7 +60,7 @@ func dialectOf(f *gguf.File) (dialect, error) {
 // causality inside the block: of sliding layers and of full ones.
 type causality struct{ sliding, full bool }
 
-// params is a drafter's hyper-parameters in one convention, whatever the dialect.
+// params is a drafter's hyper-parameters in one convention for all dialects.
 type params struct {
 	layers, hidden          int
 	heads, kvHeads, headDim int

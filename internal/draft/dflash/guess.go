@@ -36,7 +36,7 @@ func (d *Drafter) Draft(reqs []draft.Request, top int) (out []draft.Proposal, er
 		out = d.best(p, reqs, top)
 		d.cut(out, func(r, i int) float32 { return exp32(out[r].At[i][0].LogP) })
 	}
-	if err := d.mem.Sync(); err != nil { // it is the drafter that failed, not the pass that verifies
+	if err := d.mem.Sync(); err != nil { // report it here: the verifying pass has not failed
 		return nil, err
 	}
 	if err := d.checkNumbers(out); err != nil {
@@ -95,7 +95,7 @@ func (d *Drafter) targetID(id int32) int32 {
 	if d.d2t == nil {
 		return id
 	}
-	if id < 0 || int(id) >= len(d.d2t) { // a device that failed leaves anything
+	if id < 0 || int(id) >= len(d.d2t) { // ids of a failed device are undefined
 		return -1
 	}
 	return d.d2t[id]
@@ -118,8 +118,8 @@ func (d *Drafter) cut(ps []draft.Proposal, sure func(r, i int) float32) {
 
 func exp32(x float32) float32 { return float32(math.Exp(float64(x))) }
 
-// checkNumbers looks for the cause when a probability is not a number. Bad weights are an error;
-// a target that went astray leaves guesses nobody uses.
+// checkNumbers looks for the cause when a probability is not a number. Bad weights are an error; bad features of the
+// target are not, the guesses are just not used.
 func (d *Drafter) checkNumbers(ps []draft.Proposal) error {
 	for _, p := range ps {
 		for _, c := range p.At {

@@ -12,9 +12,10 @@ import (
 // and optionally a score of how sure the drafter is. The slots of a block are filled in one
 // pass, so without it a guess does not know its predecessor.
 type markov struct {
-	w1, w2 backend.Weight // [target id] -> rank, rank -> outputs
-	chosen backend.Weight // w1 by outputs
-	conf   backend.Weight // [state, rank] -> 1; nil for none
+	w1     backend.Weight // [vocab, rank] by the target's ids
+	w2     backend.Weight // [outputs, rank]
+	chosen backend.Weight // [outputs, rank]: w1 by the drafter's outputs
+	conf   backend.Weight // [1, hidden+rank]; nil for none
 	bias   float32        // of conf
 	anchor bool           // slot 0 predicts too
 	rank   int
@@ -72,7 +73,7 @@ func (m *markov) walk(d *Drafter, p *pass, reqs []draft.Request) (sure []float32
 		p.Embed(e, w1, prev, 1)
 		p.Add(logits, logits, p.Multiply(e, m.w2))
 		if i+1 < len(p.first) {
-			// Without a single number among its logits the guess is dropped; any token will do.
+			// If no logit is a number the guess is dropped later; any token will do here.
 			prev, w1 = p.NewInts(n), m.chosen
 			p.ArgMax(prev, logits)
 		}

@@ -529,7 +529,7 @@ func TestUnknownParts(t *testing.T) {
 	}
 	// Convolutions are known, but not without their shape.
 	mustFail(t, golden(t, "qwen3").random("blk.0.attn_conv_base", 0, 1, 64).write(t), m, Options{}, "conv_kernel_size")
-	// Both heads at once are nobody's format.
+	// No format has both heads.
 	e := selectorFile(t, "qwen3")
 	e.random(markovName, 0, 1, 16, 512)
 	mustFail(t, e.write(t), m, Options{}, markovName)

@@ -13,9 +13,9 @@ import (
 // selector is DFlash2's head: among the best few tokens of each slot it prefers those that fit the
 // token chosen before, by a low-rank product gated by the slot's state.
 type selector struct {
-	anchor     backend.Weight // [target id] -> rank, as predecessor
-	pred, succ backend.Weight // [output] -> rank, as predecessor and as successor
-	hidden     backend.Weight // state -> gate
+	anchor     backend.Weight // [vocab, rank]: predecessors by the target's ids
+	pred, succ backend.Weight // [outputs, rank]: predecessors and successors by the drafter's outputs
+	hidden     backend.Weight // [rank, hidden]: the gate of a state
 	rank, top  int
 }
 
@@ -152,8 +152,8 @@ func (w *selectorWalk) mass(row int) float32 {
 	return w.masses[row]
 }
 
-// slot scores the candidates of a row after the token whose embedding is before, best first. It leaves out those
-// whose score is not a number. Scores say which candidate it is if it is one; their probabilities share the mass.
+// slot scores the candidates of a row, best first; before is the embedding of the token before. Candidates with a score
+// that is not a number are left out. A softmax of the scores divides the mass of the row among them.
 func (w *selectorWalk) slot(row int, before []float32) []draft.Candidate {
 	s := w.s
 	fit := w.fit

@@ -5,25 +5,24 @@ import (
 	"strobe/internal/draft"
 )
 
-// trial finds out which rule of attention inside a block a drafter was trained with, or whether it should look no
-// farther back than a window, where its file leaves that open: drafts use both by turns, and the tokens that follow
-// show which one guesses better.
+// trial finds out what a drafter's file does not say: whether attention inside a block is causal, or whether drafts
+// should see a window only. Drafts use both rules by turns, and the tokens that follow show which one guesses better.
 type trial struct {
 	open    bool
-	from    int    // of a window: its length, beyond which it makes a difference
-	drafts  [2]int // judged drafts, with the rule of the run-time and with the other one
-	right   [2]int // guesses of them that were right
+	from    int    // length of the window on trial; 0 for a trial of causality
+	drafts  [2]int // judged drafts: with the default rule and with the other one
+	right   [2]int // correct guesses of them
 	waiting map[*cache.Seq]guessed
 }
 
-// guessed is a draft whose tokens have yet to come.
+// guessed is a draft that waits for the tokens that follow.
 type guessed struct {
-	at    int     // tokens in the sequence then
+	at    int     // length of the sequence at the draft
 	rule  int     // 0, or 1 for the other rule
 	chain []int32 // the last token and the best guesses after it
 }
 
-// trialDrafts is how many drafts of each rule are compared: enough for a rule that was never trained to show.
+// trialDrafts is how many drafts of each rule are compared: enough to recognise a rule that was never trained.
 const trialDrafts = 16
 
 // rule is the one to draft with now.
@@ -43,7 +42,7 @@ func (t *trial) guess(reqs []draft.Request, ps []draft.Proposal, rule int) {
 		t.waiting = make(map[*cache.Seq]guessed)
 	}
 	for seq := range t.waiting {
-		if seq.Closed() { // its tokens will not come
+		if seq.Closed() { // no tokens will follow
 			delete(t.waiting, seq)
 		}
 	}
@@ -56,7 +55,7 @@ func (t *trial) guess(reqs []draft.Request, ps []draft.Proposal, rule int) {
 	}
 }
 
-// judge compares the draft after a sequence with the tokens that came, and reports that the other rule has won.
+// judge compares the draft after a sequence with the tokens that followed. It reports whether the other rule has won.
 func (t *trial) judge(seq *cache.Seq, tokens []int32) (other bool) {
 	g, ok := t.waiting[seq]
 	if !ok {
@@ -64,7 +63,7 @@ func (t *trial) judge(seq *cache.Seq, tokens []int32) (other bool) {
 	}
 	delete(t.waiting, seq)
 	if g.at != seq.Len() || len(tokens) == 0 || tokens[0] != g.chain[0] {
-		return false // the sequence went another way
+		return false // the sequence was cut or continued differently
 	}
 	t.drafts[g.rule]++
 	for i := 1; i < min(len(tokens), len(g.chain)) && tokens[i] == g.chain[i]; i++ {

@@ -8,16 +8,16 @@ import (
 	"strobe/internal/gguf"
 )
 
-// How far back a drafter looks bounds the memory of its context, which would be several gigabytes for a long text
-// otherwise. Sliding layers have the window of the file; where the file has none, that of known drafters, and where
-// those do not help a trial finds one out. Layers that are not sliding see fullWindow tokens.
+// Windows bound the memory of a drafter's context, which would be several gigabytes for a long text otherwise.
+// Sliding layers have the window of the file, else that of a known drafter, else a trial finds one. Layers that do
+// not slide see fullWindow tokens.
 const (
 	WindowOff   = -1   // layers without a window see everything
 	fullWindow  = 4096 // the largest window that published drafters have
 	trialWindow = 2048 // the other usual one
 )
 
-// knownWindows are those of drafters whose files are found without them: all layers but the last slide.
+// knownWindows are the windows of published drafters whose files lack them: all layers but the last slide.
 var knownWindows = []struct {
 	name   string
 	window int

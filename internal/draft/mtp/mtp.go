@@ -5,9 +5,9 @@
 // may also hold such a block alone. Assistants of Gemma 4 are files of a few layers that look at the target's keys
 // and values.
 //
-// What a drafter keeps of a sequence is a *cache.Seq. It carries one row: the target's state of the newest token,
-// which waits for the token after it. The row belongs to the sequence; it is copied, saved and restored with it, and
-// zero before the first token.
+// The context of a sequence is a *cache.Seq. It carries one row: the target's state of the newest token, which is used
+// with the token after it. The row belongs to the sequence; it is copied, saved and restored with it, and zero before
+// the first token.
 //
 // A drafter belongs to the goroutine that drives the target's backend.
 package mtp
@@ -42,51 +42,44 @@ type Drafter struct {
 	weights nn.Weights
 	bytes   int // of the weights
 
-	final backend.Vector // the target's last norm
-	eps   float32        // and its epsilon
+	final backend.Vector // [hidden] the target's last norm
+	eps   float32        // its epsilon
 
 	// The network: a token's embedding and a state side by side, each normalised by NextN blocks, are projected to the
-	// input of the layers. Their output is normalised, and either is the next state or is projected to it.
-	embed        backend.Weight
+	// input of the layers. Their output is normalised, and either is the next state or is projected to it. hidden is the
+	// target's width, width that of the layers.
+	embed        backend.Weight // [vocab, hidden]
 	embScale     float32
-	enorm, hnorm backend.Vector // nil for none
-	in           backend.Weight
+	enorm, hnorm backend.Vector // [hidden]; nil for none
+	in           backend.Weight // [width, 2*hidden]
 	layers       *model.Block
-	norm         backend.Vector
-	head         backend.Weight
-	out          backend.Weight // nil for none
+	norm         backend.Vector // [width]
+	head         backend.Weight // [vocab, width]
+	out          backend.Weight // [hidden, width]; nil for none
 
-	looks bool // at the target's keys and values, instead of having some of its own
+	looks bool // at the target's keys and values; it has none of its own
 
-	drafts  map[drafted]*guesses
-	extends map[told]*telling
+	drafts  nn.Passes[draftKey, guesses]
+	extends nn.Passes[extendKey, struct{}]
 }
 
-// drafted is what decides which operations a draft has: the rows of its steps, and candidates per position.
-type drafted struct {
+// draftKey decides which operations a draft has: the rows of its steps, and candidates per position.
+type draftKey struct {
 	steps [longest]int
 	top   int
 }
 
-// guesses is a draft that can be run again, and where it leaves its results: the candidates of all steps, one after the
-// other.
+// guesses is where a draft leaves its results: the candidates of all steps, one after the other.
 type guesses struct {
-	nn.Pass
-	ids  backend.Ints
-	logp backend.Tensor
+	ids  backend.Ints   // [rows, top]
+	logp backend.Tensor // [rows, top]
 }
 
-// told is what decides which operations it takes to tell contexts of tokens: rows of the batch, those that are made
-// something of, sequences, and where the features lie.
-type told struct {
+// extendKey decides which operations an Extend has: rows of the batch, rows of the features that it reads, sequences,
+// and where the features lie.
+type extendKey struct {
 	rows, picked, seqs int
-	from, of           int
-}
-
-// telling is such a pass that can be run again, on the features that it had.
-type telling struct {
-	nn.Pass
-	features backend.Buffer
+	features           backend.Tensor
 }
 
 // longest is the most tokens one draft guesses. A block is trained to look one token ahead; what it guesses from its
@@ -120,12 +113,11 @@ func (d *Drafter) Memory() *cache.Memory { return d.mem }
 // NewSeq returns an empty context.
 func (d *Drafter) NewSeq() *cache.Seq { return d.mem.NewSeq() }
 
-// NewContext is NewSeq for who does not know what the context is.
+// NewContext implements draft.Source.
 func (d *Drafter) NewContext() draft.Context { return d.NewSeq() }
 
-// Extend tells the contexts of committed tokens and of the target's states there. A row of the cache is made from a
-// token and the state before it, and takes no more than keys and values; nothing looks at the rest of the layer's
-// output.
+// Extend adds committed tokens and the target's states there to the contexts. A row of the cache is computed from a
+// token and the state before it; only its keys and values are needed, so the rest of the layer is not computed.
 func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error) {
 	var tokens, pick, before, last []int32
 	var segs []cache.Segment
@@ -141,9 +133,9 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 	if len(segs) == 0 {
 		return nil
 	}
-	// The states lie behind the rows that the sequences carry.
+	// states holds the rows that the sequences carry, then the states of the new tokens.
 	for _, it := range items {
-		if n := len(it.Rows); d.looks && n > 0 { // nothing is made of the others
+		if n := len(it.Rows); d.looks && n > 0 { // only the newest state is needed
 			it.Rows = it.Rows[n-1:]
 		}
 		for i := range it.Rows {
@@ -168,23 +160,22 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 	}
 	defer nn.Catch(&err)
 	s := nn.NewStep(d.arena, batch, d.mem, 0, d.layers.Eps)
-	if from := d.target.Backend(); from != d.b { // the features cross once
-		features = s.Take(from, features.Slice(0, min(features.Rows, s.Pad(int(slices.Max(pick))+1))))
-	}
-	// What sequences carry lies elsewhere for each of them, so it is copied outside of what may be run again.
+	features = s.TakeRows(d.target.Backend(), features, pick)
+	// Each sequence carries its row at another address, so these rows are copied outside of the pass, which may be run
+	// again.
 	states := s.New(len(segs)+s.Pad(len(pick)), d.target.Hidden)
 	carry := s.New(s.Pad(len(segs)), d.target.Hidden)
 	for i, g := range segs {
 		s.Copy(states.Slice(i, 1), g.Seq.Carry())
 	}
-	kind := told{s.N, s.Pad(len(pick)), len(segs), features.Off, features.Rows}
+	key := extendKey{s.N, s.Pad(len(pick)), len(segs), features}
 	ints := [][]int32{pick, before, tokens, last}
 	if d.looks {
 		ints = [][]int32{pick, last}
 	}
-	if done := d.extends[kind]; done == nil || done.features != features.Buf || !s.Again(done.Pass, ints...) {
+	d.extends.Run(s, key, func() (*nn.Step, struct{}) {
 		s.Begin()
-		rows := states.Slice(len(segs), kind.picked)
+		rows := states.Slice(len(segs), key.picked)
 		s.Gather(rows, features, s.Ints32(pick))
 		s.RMSNorm(rows, rows, d.final, d.eps)
 		if !d.looks {
@@ -194,10 +185,8 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 			d.layers.Remember(s, d.input(s, s.Ints32(tokens), h))
 		}
 		s.Gather(carry, states, s.Ints32(last))
-		if p := s.End(); p.Known() {
-			d.extends[kind] = &telling{p, features.Buf}
-		}
-	}
+		return s, struct{}{}
+	}, ints...)
 	for i, g := range segs {
 		s.Copy(g.Seq.Carry(), carry.Slice(i, 1))
 	}
@@ -210,7 +199,7 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 	return nil
 }
 
-// makeRoom gets everything ready for a pass over rows.
+// makeRoom prepares the weights and the arena for a pass over rows.
 func (d *Drafter) makeRoom(rows int) error {
 	if err := d.weights.Return(); err != nil {
 		return err
@@ -218,7 +207,7 @@ func (d *Drafter) makeRoom(rows int) error {
 	return d.arena.Begin(rows)
 }
 
-// input is what the layers are given for tokens and the states before them.
+// input is the input of the layers [rows, width] for tokens and the states before them [rows, hidden].
 func (d *Drafter) input(s *nn.Step, ids backend.Ints, h backend.Tensor) backend.Tensor {
 	both := s.New(h.Rows, 2*h.Cols)
 	e, state := both.Columns(0, h.Cols), both.Columns(h.Cols, h.Cols)
@@ -235,8 +224,8 @@ func (d *Drafter) input(s *nn.Step, ids backend.Ints, h backend.Tensor) backend.
 }
 
 // Draft guesses for several sequences, one step after the other for all of them, with up to top candidates per
-// position. The steps are one pass: what the device chose goes into the next step without a word of the host, and what
-// the host wants to know of all of them it reads at the end.
+// position. The steps are one pass: each embeds the previous step's choice on the device, without a host round trip,
+// and the host reads all results at the end.
 func (d *Drafter) Draft(reqs []draft.Request, top int) (out []draft.Proposal, err error) {
 	defer nn.Catch(&err)
 	top = max(1, top)
@@ -245,17 +234,14 @@ func (d *Drafter) Draft(reqs []draft.Request, top int) (out []draft.Proposal, er
 	if err != nil || c == nil {
 		return out, err
 	}
-	kind := drafted{top: top}
-	copy(kind.steps[:], c.batch.Steps)
-	done := d.drafts[kind]
-	if done == nil || !c.Again(done.Pass, c.last) {
+	key := draftKey{top: top}
+	copy(key.steps[:], c.batch.Steps)
+	_, done := d.drafts.Run(c.Step, key, func() (*nn.Step, guesses) {
 		logits := d.chain(c, nil)
-		done = &guesses{ids: c.NewInts(logits.Rows * top), logp: c.New(logits.Rows, top)}
-		c.TopK(done.ids, done.logp, logits, top)
-		if done.Pass = c.End(); done.Known() {
-			d.drafts[kind] = done
-		}
-	}
+		g := guesses{ids: c.NewInts(logits.Rows * top), logp: c.New(logits.Rows, top)}
+		c.TopK(g.ids, g.logp, logits, top)
+		return c.Step, g
+	}, c.last)
 	if !d.looks {
 		c.batch.Done()
 	}
@@ -270,17 +256,17 @@ func (d *Drafter) Draft(reqs []draft.Request, top int) (out []draft.Proposal, er
 			best, lp = best[top:], lp[top:]
 		}
 	}
-	return out, d.b.Sync() // it is the drafter that failed, not the pass that verifies
+	return out, d.b.Sync() // report failures here: the verifying pass has not failed
 }
 
-// Trace is what a draft went through, step by step, for comparison with references.
+// Trace is the intermediate results of a draft, step by step, for comparison with references.
 type Trace struct {
 	In, Out []float32 // states
 	Logits  []float32
 	Best    []int32
 }
 
-// Trace drafts for one sequence and shows everything.
+// Trace drafts for one sequence and returns all intermediate results.
 func (d *Drafter) Trace(req draft.Request) (t *Trace, err error) {
 	defer nn.Catch(&err)
 	c, err := d.begin([]draft.Request{req})
@@ -302,17 +288,17 @@ func (d *Drafter) Trace(req draft.Request) (t *Trace, err error) {
 		Best: slices.Clone(c.Backend.Ints(ids)[:req.N])}, nil
 }
 
-// course is a draft in the making.
+// course is a draft in progress.
 type course struct {
 	*nn.Step
 	batch *cache.Batch
 	order []int          // requests, the longest first
-	last  []int32        // their last tokens
-	h     backend.Tensor // and the states that wait for them
+	last  []int32        // last token of each
+	h     backend.Tensor // [requests, hidden] the state before each last token
 }
 
-// begin prepares the steps of all requests, nil if there is nothing to do. What sequences carry lies elsewhere for each
-// of them, so it is copied outside of what may be run again.
+// begin prepares the steps of all requests, nil if there is nothing to do. Each sequence carries its row at another
+// address, so these rows are copied outside of the pass, which may be run again.
 func (d *Drafter) begin(reqs []draft.Request) (*course, error) {
 	batch, mem, order, err := d.plan(reqs)
 	if err != nil || batch == nil {
@@ -327,8 +313,8 @@ func (d *Drafter) begin(reqs []draft.Request) (*course, error) {
 	return c, nil
 }
 
-// chain begins the pass and runs the steps; see, if set, is shown the states that go into each of them and come out. It
-// returns the logits of all steps, one after the other.
+// chain begins the pass and runs the steps; see, if set, gets the states before and after each of them. It returns the
+// logits of all steps, one after the other: [rows, vocab].
 func (d *Drafter) chain(c *course, see func(i int, h, next backend.Tensor)) backend.Tensor {
 	c.Begin()
 	d.layers.Angles(c.Step)
@@ -345,7 +331,7 @@ func (d *Drafter) chain(c *course, see func(i int, h, next backend.Tensor)) back
 			next = t.Multiply(next, d.out)
 		}
 		if ids = best; i+1 < len(c.batch.Steps) {
-			// Without a single number among the logits the guess is dropped; any token will do.
+			// If no logit is a number the guess is dropped later; any token will do here.
 			t.ArgMax(ids, l)
 		}
 		if see != nil {
@@ -370,7 +356,7 @@ func (d *Drafter) plan(reqs []draft.Request) (batch *cache.Batch, mem *cache.Mem
 				r.Seq.Len())
 		}
 		if d.looks && r.Seq.Len() == 0 {
-			continue // there are no keys to look at
+			continue // the target has no keys yet
 		}
 		order = append(order, i)
 	}

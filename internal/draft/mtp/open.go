@@ -49,8 +49,7 @@ func Open(f *gguf.File, target *model.Model, opt Options) (*Drafter, error) {
 	if b == nil {
 		b = target.Backend()
 	}
-	d := &Drafter{b: b, arena: nn.NewArena(b), target: target, embScale: target.EmbScale,
-		drafts: map[drafted]*guesses{}, extends: map[told]*telling{}}
+	d := &Drafter{b: b, arena: nn.NewArena(b), target: target, embScale: target.EmbScale}
 	l := &nn.Loader{File: f, Devices: []backend.Backend{b}, Arch: f.Arch(), KV: opt.KV, Weights: &d.weights}
 	var err error
 	if d.final, d.eps, err = target.FinalNorm(b); err != nil {

@@ -9,20 +9,20 @@ import (
 
 // acceptance is how often the guesses of a source were right, by what it thought of them.
 type acceptance struct {
-	first [3][16]odds // by depth (first, next three, later) and claimed probability
-	other [16]odds    // candidates after the best one
-	// reach is how often the best guess was right by position, given that the earlier ones were:
-	// in all blocks, and in those of each size.
-	reach    [64]odds
-	bySize   [BlockSizes][64]odds
+	first [depthClasses][claimClasses]odds // the best candidate, by depth and claimed probability
+	other [claimClasses]odds               // other candidates
+	// How often the best guess was right by position, given that the earlier ones were: in all blocks, and in those of
+	// each size.
+	reach    [maxChain]odds
+	bySize   [BlockSizes][maxChain]odds
 	drafts   int
-	survived [BlockSizes]survival // by size; nothing after anything was learnt
+	survived [BlockSizes]survival // by size; cleared when anything is learnt
 	// How many more guesses than expected were right over the last few drafts, and the variance of that.
-	excess, spread float64
+	excess, variance float64
 }
 
-// survival is the expected number of accepted guesses among the first so many of a block. It is asked for in every
-// round and changes with drafts only.
+// survival is the expected number of accepted guesses among the first guesses of a block. It is needed in every round
+// and changes with drafts only, so it is cached.
 type survival struct {
 	known int
 	sum   [maxChain]float64
@@ -32,8 +32,8 @@ type survival struct {
 type odds struct{ hit, seen float64 }
 
 func (o *odds) learn(hit bool) {
-	if o.seen > 60 {
-		o.fade(0.97)
+	if o.seen > tune.rateMemory {
+		o.fade(tune.rateFade)
 	}
 	o.seen++
 	if hit {
@@ -43,17 +43,16 @@ func (o *odds) learn(hit bool) {
 
 func (o *odds) fade(f float64) { o.hit, o.seen = f*o.hit, f*o.seen }
 
-// rate mixes what was seen with a prior of the given weight, which counts ever less (TestHardCases, as the rules of
-// fading below).
+// rate mixes what was seen with a prior, whose weight in samples falls with every sample.
 func (o *odds) rate(prior, weight float64) float64 {
-	weight /= 1 + o.seen/20
+	weight /= 1 + o.seen/tune.priorHalfLife
 	return (o.hit + prior*weight) / (o.seen + weight)
 }
 
-// age leaves as much weight to what was seen as so many samples have: it is old, or no longer true. What
-// it says is kept until new samples say otherwise.
+// age bounds the weight of everything that was seen: it is no longer true. The rates stay until new samples change
+// them.
 func (a *acceptance) age(samples float64) {
-	a.learnt()
+	a.invalidate()
 	for i := range a.first {
 		limit(a.first[i][:], samples)
 	}
@@ -64,22 +63,24 @@ func (a *acceptance) age(samples float64) {
 	}
 }
 
-// claim sorts a probability into 16 classes, finer near 0 and 1.
-func claim(p float64) (class int) {
-	for class < len(classes) && p >= classes[class] {
+// claimClass sorts a probability into classes, finer near 0 and 1.
+func claimClass(p float64) (class int) {
+	for class < len(claimBounds) && p >= claimBounds[class] {
 		class++
 	}
 	return class
 }
 
-// classes is where those after the first begin: log-odds of which each has an equal share.
-var classes = func() (from [15]float64) {
+// claimBounds are the probabilities where classes after the first begin: equal steps of the log-odds around 1/2, out to
+// 0.003 and 0.997.
+var claimBounds = func() (from [claimClasses - 1]float64) {
 	for i := range from {
-		from[i] = 1 / (1 + math.Exp(float64(7-i)/1.2))
+		from[i] = 1 / (1 + math.Exp(float64(claimClasses/2-1-i)/1.2))
 	}
 	return from
 }()
 
+// depthClass sorts guesses by their depth: the first, the next three, later ones.
 func depthClass(depth int) int {
 	switch {
 	case depth == 0:
@@ -90,11 +91,12 @@ func depthClass(depth int) int {
 	return 2
 }
 
+// model is the success rate of candidates like this one.
 func (a *acceptance) model(depth, rank int, p float64) *odds {
 	if rank > 0 {
-		return &a.other[claim(p)]
+		return &a.other[claimClass(p)]
 	}
-	return &a.first[depthClass(depth)][claim(p)]
+	return &a.first[depthClass(depth)][claimClass(p)]
 }
 
 // guess is the calibrated probability of a drafter's candidate.
@@ -103,19 +105,19 @@ func (a *acceptance) guess(depth, rank int, logp float32) float64 {
 	if p != p {
 		return 0
 	}
-	return a.model(depth, rank, p).rate(p, 3)
+	return a.model(depth, rank, p).rate(p, tune.claimWeight)
 }
 
-// survival is the expected number of accepted guesses among the first n of a block of the given size. Until
-// seen otherwise, a guess is as good as the one before it, and those of a shorter block as good as
-// those of the whole one, which is what the drafter was trained for.
+// survival is the expected number of accepted guesses among the first 1 to n of a block of the given size. Until
+// seen otherwise, a guess is as good as the one before it, and guesses of a shorter block are as good as those of the
+// whole one, for which the drafter was trained.
 func (a *acceptance) survival(size, n int) []float64 {
 	v := &a.survived[size]
 	if v.known < n {
-		sum, p, prior := 0.0, 1.0, firstGuess
+		sum, p, prior := 0.0, 1.0, tune.firstGuess
 		for i := range n {
-			prior = a.reach[i].rate(prior, 2)
-			p *= a.bySize[size][i].rate(prior, 8)
+			prior = a.reach[i].rate(prior, tune.positionWeight)
+			p *= a.bySize[size][i].rate(prior, tune.blockWeight)
 			sum += p
 			v.sum[i] = sum
 		}
@@ -124,20 +126,17 @@ func (a *acceptance) survival(size, n int) []float64 {
 	return v.sum[:n]
 }
 
-// learnt says that what was seen has changed.
-func (a *acceptance) learnt() {
+// invalidate clears what was computed from the rates.
+func (a *acceptance) invalidate() {
 	for z := range a.survived {
 		a.survived[z].known = 0
 	}
 }
 
-// firstGuess is how good an unknown drafter is taken to be: good enough to be tried.
-const firstGuess = 0.8
-
 // reached learns that a guess of a block of some size was reached. What is known of later positions, and of
 // the other sizes, fades.
 func (a *acceptance) reached(size, at int, hit bool) {
-	a.learnt()
+	a.invalidate()
 	if at == 0 {
 		a.drafts++
 	}
@@ -147,46 +146,46 @@ func (a *acceptance) reached(size, at int, hit bool) {
 			continue
 		}
 		for i := range os[at+1:] {
-			os[at+1+i].fade(0.9)
+			os[at+1+i].fade(tune.missFade)
 		}
 	}
 	for z := range a.bySize {
 		if z != size {
-			a.bySize[z][at].fade(0.99)
+			a.bySize[z][at].fade(tune.unusedFade)
 		}
 	}
 }
 
-// forget lets what is known of a source that is not asked fade.
+// forget fades what is known of a source that is not asked, so that it is asked again.
 func (a *acceptance) forget() {
-	a.learnt()
+	a.invalidate()
 	for i := range a.reach {
-		a.reach[i].fade(0.99)
+		a.reach[i].fade(tune.unusedFade)
 		for z := range a.bySize {
-			a.bySize[z][i].fade(0.99)
+			a.bySize[z][i].fade(tune.unusedFade)
 		}
 	}
 }
 
 // expect notes a guess before its rate learns from it.
 func (a *acceptance) expect(size, at int, hit bool) {
-	p := a.bySize[size][at].rate(a.reach[at].rate(firstGuess, 2), 8)
+	p := a.bySize[size][at].rate(a.reach[at].rate(tune.firstGuess, tune.positionWeight), tune.blockWeight)
 	a.excess -= p
 	if hit {
 		a.excess++
 	}
-	a.spread += p * (1 - p)
+	a.variance += p * (1 - p)
 }
 
 // changed reports whether guesses have lately been so much better or worse than expected that it is no accident
 // (TestCollapse).
 func (a *acceptance) changed() bool {
-	if a.excess*a.excess > 9*(a.spread+0.5) {
-		a.excess, a.spread = 0, 0
+	if a.excess*a.excess > tune.changeSigma*tune.changeSigma*(a.variance+tune.changeNoise) {
+		a.excess, a.variance = 0, 0
 		return true
 	}
-	a.excess *= 0.87
-	a.spread *= 0.87 * 0.87
+	a.excess *= tune.changeFade
+	a.variance *= tune.changeFade * tune.changeFade
 	return false
 }
 
@@ -199,9 +198,9 @@ func limit(os []odds, most float64) {
 	}
 }
 
-// judge learns from the tokens that came where a draft was made, and reports whether the source has become another.
-func (a *acceptance) judge(d *made, tokens []int32) (changed bool) {
-	if d.proposal.Len() == 0 && d.paid { // for nothing
+// judge learns from the tokens that followed where a draft was made. It reports whether the source has changed.
+func (a *acceptance) judge(d *streamDraft, tokens []int32) (changed bool) {
+	if d.proposal.Len() == 0 && d.paid { // an expensive draft without a guess is a wrong one
 		a.expect(d.size, 0, false)
 		a.reached(d.size, 0, false)
 	}

@@ -6,9 +6,8 @@ import (
 	"strobe/internal/draft"
 )
 
-// offer is what a stream could add to the batch, best first: any prefix of it is a chain or a tree
-// of guesses. gain[i] is the probability that guess i is accepted, so a prefix yields the sum of
-// its gains in expected tokens.
+// offer is the guesses that a stream could add to the batch, best first. Any prefix is a chain or a tree. gain[i] is
+// the probability that guess i is accepted, so the gains of a prefix sum up to its expected tokens.
 type offer struct {
 	tokens  []int32
 	parents []int32 // of each guess: -1 is the last token; nil for a chain
@@ -84,7 +83,7 @@ func (a *acceptance) chainOf(pr *draft.Proposal) offer {
 	return o
 }
 
-// treeOf offers the most probable tree of up to n guesses that are not hopeless.
+// treeOf offers the most probable tree of up to n guesses, none of them less probable than least.
 func (a *acceptance) treeOf(pr *draft.Proposal, n int, least float64) offer {
 	return grow(pr, func(d, rank int, c draft.Candidate) float64 { return a.guess(d, rank, c.LogP) }, n, least)
 }

@@ -362,7 +362,7 @@ func TestNothingPays(t *testing.T) {
 }
 
 // TestNoTrialsBesidePrompts: a pass with rows of a prompt does not say what a draft cost, so nothing is tried beside
-// one: what nobody sees nobody would charge.
+// one: its cost could not be measured and charged.
 func TestNoTrialsBesidePrompts(t *testing.T) {
 	for _, streams := range []int{1, 4} {
 		x := together(world{verify: linear(0.7, 0.3), draft: linear(1, 0.05), right: fixed(0)}, auto, 1, streams)
@@ -395,7 +395,7 @@ func TestAllMeasureAtOnce(t *testing.T) {
 		x.round()
 		on := 0
 		for _, s := range x.all {
-			if s.on {
+			if s.drafting {
 				on++
 			}
 		}
@@ -491,14 +491,14 @@ func TestPlainPaceIsMeasured(t *testing.T) {
 		since++
 		longest = max(longest, since)
 	}
-	if longest > lastRefresh+2 {
+	if longest > 514 {
 		t.Errorf("%d rounds without a measurement of plain decoding", longest)
 	}
 }
 
 // TestGainsAreForgotten: however much drafting has gained, losing twelve tokens stops it.
 func TestGainsAreForgotten(t *testing.T) {
-	l := ledger{credit: startCredit}
+	l := newLedger()
 	for range 1000 {
 		l.settle(5, 2, 0)
 	}

@@ -280,9 +280,6 @@ func (s Suite) Prompts(t *testing.T, names ...string) {
 // exact is a device that pads nothing and goes through every pass.
 type exact struct{ backend.Backend }
 
-func (exact) Pad(n int) int                                       { return n }
-func (exact) Repeat(int, *backend.Plan, ...[]int32) (bool, error) { return false, nil }
-
 // Padding: passes that are padded, and run again by their name with other rows, streams, pages and trees, have the
 // bits of passes that are gone through row by row; nothing that later passes see is lost to padding.
 func (s Suite) Padding(t *testing.T, names ...string) {
