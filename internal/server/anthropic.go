@@ -286,19 +286,6 @@ func (q *messagesRequest) tools(c *conversation) error {
 	return nil
 }
 
-// functionTool is a tool in OpenAI's shape, its keys in the order templates were trained with.
-func functionTool(name, description string, schema json.RawMessage) (json.RawMessage, error) {
-	type function struct {
-		Name        string          `json:"name"`
-		Description string          `json:"description,omitempty"`
-		Parameters  json.RawMessage `json:"parameters,omitempty"`
-	}
-	return json.Marshal(struct {
-		Type     string   `json:"type"`
-		Function function `json:"function"`
-	}{"function", function{name, description, schema}})
-}
-
 // sampling puts the request's fields into those the engine's request is made from.
 func (q *messagesRequest) sampling() *samplingFields {
 	return &samplingFields{
@@ -397,14 +384,6 @@ func (a *messageAnswer) whole() (any, error) {
 	reason, seq := a.stop()
 	out.StopReason, out.StopSequence, out.Usage = &reason, seq, a.usage()
 	return &out, nil
-}
-
-// objectOr is the arguments of a call as JSON, whatever the model wrote.
-func objectOr(args string) json.RawMessage {
-	if raw := json.RawMessage(args); json.Valid(raw) && kindOf(raw) == "object" {
-		return raw
-	}
-	return json.RawMessage("{}")
 }
 
 // messageStream keeps track of the blocks of a stream: there is one open at a time.
@@ -539,4 +518,12 @@ func (s *Server) countTokens(w http.ResponseWriter, r *http.Request, q *messages
 		return nil, err
 	}
 	return map[string]int{"input_tokens": len(p.Tokens)}, nil
+}
+
+// objectOr is the arguments of a call as JSON, whatever the model wrote.
+func objectOr(args string) json.RawMessage {
+	if raw := json.RawMessage(args); json.Valid(raw) && kindOf(raw) == "object" {
+		return raw
+	}
+	return json.RawMessage("{}")
 }

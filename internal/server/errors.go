@@ -256,39 +256,6 @@ func speaksAnthropic(r *http.Request) bool {
 	return r.URL.Path == "/v1/messages" || strings.HasPrefix(r.URL.Path, "/v1/messages/")
 }
 
-// endpoint makes the answer to a request: a value that is sent as JSON, or nil when it was streamed.
-type endpoint func(w http.ResponseWriter, r *http.Request) (any, error)
-
-func (e endpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	switch v, err := e(w, r); {
-	case err != nil:
-		fail(w, r, err)
-	case v != nil:
-		writeJSON(w, http.StatusOK, v)
-	}
-}
-
-// post is an endpoint whose requests have a body.
-func post[Q any](s *Server, e func(w http.ResponseWriter, r *http.Request, q *Q) (any, error)) endpoint {
-	return func(w http.ResponseWriter, r *http.Request) (any, error) {
-		body, err := s.readBody(w, r)
-		if err != nil {
-			return nil, err
-		}
-		here := func() (any, error) {
-			var q Q
-			if err := decodeJSON(body, "", &q); err != nil {
-				return nil, err
-			}
-			return e(w, r, &q)
-		}
-		if name := s.upstreamOf(body); name != "" {
-			return s.elsewhere(w, r, name, body, here)
-		}
-		return here()
-	}
-}
-
 // fail answers with an error. Nothing may have been written before.
 func fail(w http.ResponseWriter, r *http.Request, err error) {
 	e := explain(err)
@@ -327,3 +294,6 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 	enc.SetEscapeHTML(false)
 	_ = enc.Encode(v)
 }
+
+// speaksOllama reports whether a request is made in Ollama's protocol.
+func speaksOllama(r *http.Request) bool { return strings.HasPrefix(r.URL.Path, "/api/") }

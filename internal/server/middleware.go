@@ -3,10 +3,8 @@ package server
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"crypto/sha256"
 	"crypto/subtle"
-	"encoding/hex"
 	"fmt"
 	"io"
 	"log/slog"
@@ -48,27 +46,6 @@ func tidyPath(next http.Handler) http.Handler {
 		next.ServeHTTP(w, r)
 	})
 }
-
-// record gathers what the log line of a request says. Handlers add to it from the request's
-// goroutine only.
-type record struct {
-	attrs   []slog.Attr
-	choices int // generations
-	err     *apiError
-}
-
-type recordKey struct{}
-
-// logOf returns the record of a request; handlers called without the middleware get a throw-away.
-func logOf(r *http.Request) *record {
-	if rec, ok := r.Context().Value(recordKey{}).(*record); ok {
-		return rec
-	}
-	return &record{}
-}
-
-func (l *record) add(attrs ...slog.Attr) { l.attrs = append(l.attrs, attrs...) }
-func (l *record) fail(e *apiError)       { l.err = e }
 
 // response counts what is written and gives every write its own deadline: a client may be slow for
 // as long as it takes something.
@@ -219,36 +196,6 @@ func (s *Server) logLine(r *http.Request, w *response, rec *record, id string, t
 	s.cfg.Log.LogAttrs(context.WithoutCancel(r.Context()), level, "request", attrs...)
 }
 
-// requestID is the one a proxy gave the request, if it is harmless to print, or a new one.
-func requestID(r *http.Request) string {
-	id := r.Header.Get("X-Request-Id")
-	ok := id != "" && len(id) <= 64
-	for _, c := range id {
-		ok = ok && (c == '-' || c == '_' || c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z')
-	}
-	if ok {
-		return id
-	}
-	return newID("req_")
-}
-
-// newID returns a prefix with 24 random hexadecimal digits.
-func newID(prefix string) string {
-	var b [12]byte
-	_, _ = rand.Read(b[:]) // never fails
-	return prefix + hex.EncodeToString(b[:])
-}
-
-func clientIP(r *http.Request) string {
-	host, _, err := net.SplitHostPort(r.RemoteAddr)
-	if err != nil {
-		return r.RemoteAddr
-	}
-	return host
-}
-
-func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1e3 }
-
 // checkHost refuses names the server does not go by. Addresses are always allowed: a page cannot
 // make a browser send one it was not loaded from.
 func (s *Server) checkHost(next http.Handler) http.Handler {
@@ -373,15 +320,6 @@ func (s *Server) checkKey(next http.Handler) http.Handler {
 	})
 }
 
-type ownerKey struct{}
-
-// ownerOf stands for the client of a request: the hash of its key, "" on a server without keys. What belongs to one
-// owner no other one gets to see.
-func ownerOf(ctx context.Context) string {
-	owner, _ := ctx.Value(ownerKey{}).(string)
-	return owner
-}
-
 // limitHeld bounds the memory of all request bodies together, as they are read. A body counts until its
 // request has been answered.
 func (s *Server) limitHeld(next http.Handler) http.Handler {
@@ -408,4 +346,12 @@ func (b *heldBody) Read(p []byte) (int, error) {
 		return n, errHeld
 	}
 	return n, err
+}
+
+func clientIP(r *http.Request) string {
+	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil {
+		return r.RemoteAddr
+	}
+	return host
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -75,9 +76,6 @@ type ollamaChunk struct {
 	Count          int           `json:"eval_count,omitempty"`
 	Duration       time.Duration `json:"eval_duration,omitempty"`
 }
-
-// speaksOllama reports whether a request is made in Ollama's protocol.
-func speaksOllama(r *http.Request) bool { return strings.HasPrefix(r.URL.Path, "/api/") }
 
 // ollamaName is the name of a model without the tag that Ollama's clients add to names that have none.
 func (s *Server) ollamaName(name string) string {
@@ -333,4 +331,40 @@ func (a *ollamaAnswer) stream(w http.ResponseWriter, r *http.Request, b *batch) 
 	if err != nil {
 		st.fail(r, err)
 	}
+}
+
+// keepAlive reads Ollama's time for which a model stays loaded: seconds, or a text like 5m. Negative is for ever.
+func keepAlive(raw json.RawMessage) (*time.Duration, error) {
+	var d time.Duration
+	switch kindOf(raw) {
+	case "null":
+		return nil, nil
+	case "number":
+		n, err := strconv.ParseFloat(string(bytes.TrimSpace(raw)), 64)
+		if err != nil {
+			return nil, invalid("keep_alive", "must be a number of seconds or a duration")
+		}
+		d = seconds(n)
+	case "string":
+		var text string
+		if err := decodeJSON(raw, "keep_alive", &text); err != nil {
+			return nil, err
+		}
+		if n, err := strconv.ParseFloat(text, 64); err == nil {
+			d = seconds(n)
+		} else if d, err = time.ParseDuration(text); err != nil {
+			return nil, invalid("keep_alive", "%q is no duration like 5m", text)
+		}
+	default:
+		return nil, invalid("keep_alive", "must be a number of seconds or a duration")
+	}
+	return &d, nil
+}
+
+// seconds is a duration of at most some years.
+func seconds(n float64) time.Duration {
+	if !(n >= 0) {
+		return -1
+	}
+	return time.Duration(min(n, 1e8) * float64(time.Second))
 }

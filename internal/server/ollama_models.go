@@ -130,12 +130,6 @@ func (s *Server) ollamaShow(w http.ResponseWriter, r *http.Request, q *ollamaNam
 	}, nil
 }
 
-// PullFunc makes a model from elsewhere one of the server's. It tells how far it is, from its own goroutine.
-type PullFunc func(ctx context.Context, name string, report func(file string, done, total int64)) error
-
-// SetPull lets clients have models downloaded.
-func (s *Server) SetPull(fn PullFunc) { s.pull.Store(&fn) }
-
 // pullNews is how often a stream tells how far a download is.
 const pullNews = 250 * time.Millisecond
 

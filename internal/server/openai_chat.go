@@ -2,16 +2,14 @@ package server
 
 import (
 	"encoding/json"
+	"fmt"
 	"log/slog"
-	"math"
 	"net/http"
 	"slices"
 	"time"
 
+	"strobe/internal/chat"
 	"strobe/internal/chat/parse"
-	"strobe/internal/engine"
-	"strobe/internal/sample"
-	"strobe/internal/tokenizer"
 )
 
 // chatRequest is the body of POST /v1/chat/completions.
@@ -48,64 +46,6 @@ func (o *streamOptions) none() any {
 	return json.RawMessage("null")
 }
 
-// thinkingFields are the ways to ask for more, less or no reasoning.
-type thinkingFields struct {
-	Kwargs          map[string]any `json:"chat_template_kwargs"`
-	EnableThinking  *bool          `json:"enable_thinking"`
-	ReasoningEffort string         `json:"reasoning_effort"`
-	ReasoningFormat string         `json:"reasoning_format"` // "none" leaves reasoning in the text
-	ReasoningBudget *int           `json:"reasoning_budget_tokens"`
-	ThinkingBudget  *int           `json:"thinking_budget_tokens"`
-}
-
-// apply sets how a conversation reasons.
-func (f *thinkingFields) apply(c *conversation) error {
-	c.kwargs, c.budget = f.Kwargs, -1
-	c.thinking = f.EnableThinking
-	if f.ReasoningEffort != "" {
-		if f.ReasoningEffort == "none" {
-			off := false
-			c.thinking = &off
-		}
-		if _, given := c.kwargs["reasoning_effort"]; !given {
-			kwargs := map[string]any{"reasoning_effort": f.ReasoningEffort}
-			for k, v := range c.kwargs {
-				kwargs[k] = v
-			}
-			c.kwargs = kwargs
-		}
-	}
-	if v, given := c.kwargs["enable_thinking"]; given {
-		on, ok := v.(bool)
-		if !ok {
-			return invalid("chat_template_kwargs.enable_thinking", "must be true or false")
-		}
-		c.thinking = &on
-	}
-	switch f.ReasoningFormat {
-	case "", "auto", "deepseek":
-	case "none":
-		c.raw = len(c.tools) == 0
-	default:
-		return invalid("reasoning_format", "%q is none of auto, deepseek and none", f.ReasoningFormat)
-	}
-	for _, b := range []*int{f.ReasoningBudget, f.ThinkingBudget} {
-		if b != nil {
-			c.setBudget(*b)
-		}
-	}
-	return nil
-}
-
-// setBudget limits reasoning to a number of tokens; a negative one is no limit.
-func (c *conversation) setBudget(n int) {
-	c.budget = max(n, -1)
-	if n == 0 && c.thinking == nil {
-		off := false
-		c.thinking = &off
-	}
-}
-
 func (q *chatRequest) conversation() (*conversation, error) {
 	c := &conversation{}
 	err := q.refusedFields.check()
@@ -140,39 +80,6 @@ func (q *chatRequest) conversation() (*conversation, error) {
 		return nil, invalid("grammar", "cannot be used with tools")
 	}
 	return c, q.thinkingFields.apply(c)
-}
-
-// checkTools makes sure that every tool is a function with a name.
-func checkTools(tools []json.RawMessage) ([]json.RawMessage, error) {
-	if len(tools) > maxTools {
-		return nil, invalid("tools", "has %d entries; at most %d are allowed", len(tools), maxTools)
-	}
-	for i, raw := range tools {
-		at := "tools" + index(i)
-		if kindOf(raw) != "object" {
-			return nil, invalid(at, "must be an object")
-		}
-		var t struct {
-			Type     string `json:"type"`
-			Function *struct {
-				Name       string          `json:"name"`
-				Parameters json.RawMessage `json:"parameters"`
-			} `json:"function"`
-		}
-		if err := decodeJSON(raw, at, &t); err != nil {
-			return nil, err
-		}
-		if t.Type != "" && t.Type != "function" {
-			return nil, invalid(at+".type", "%q is not supported; only function is", t.Type)
-		}
-		if t.Function == nil || t.Function.Name == "" {
-			return nil, invalid(at+".function.name", "is missing")
-		}
-		if k := kindOf(t.Function.Parameters); k != "null" && k != "object" {
-			return nil, invalid(at+".function.parameters", "must be an object")
-		}
-	}
-	return tools, nil
 }
 
 // namedTool is {"type":"function","function":{"name"}} or, in the Responses API, {"type":"function","name"}.
@@ -270,53 +177,6 @@ func decodeChoice(raw json.RawMessage, tools []json.RawMessage) (c toolChoice, e
 	return c, nil
 }
 
-// usageJSON is OpenAI's count of tokens.
-type usageJSON struct {
-	PromptTokens     int `json:"prompt_tokens"`
-	CompletionTokens int `json:"completion_tokens"`
-	TotalTokens      int `json:"total_tokens"`
-	PromptDetails    struct {
-		CachedTokens int `json:"cached_tokens"`
-		shortened
-	} `json:"prompt_tokens_details"`
-	CompletionDetails struct {
-		ReasoningTokens int `json:"reasoning_tokens"`
-	} `json:"completion_tokens_details"`
-}
-
-// shortened is what speculative prefill left of a prompt: tokens the client sent, and those the model read. Both are
-// missing when nothing was left out.
-type shortened struct {
-	SeenTokens int `json:"seen_tokens,omitempty"`
-	KeptTokens int `json:"kept_tokens,omitempty"`
-}
-
-func (s *shortened) add(r *engine.Result) {
-	if r.Seen > 0 {
-		s.SeenTokens += r.Seen
-		s.KeptTokens += r.Prompt
-	}
-}
-
-// usage adds up the replies of a request. Choices share their prompt.
-func usage(replies []*reply, shared int) *usageJSON {
-	u := &usageJSON{}
-	for i, r := range replies {
-		if r.result == nil {
-			continue
-		}
-		if i%shared == 0 {
-			u.PromptTokens += r.result.Prompt
-			u.PromptDetails.CachedTokens += r.result.Cached
-			u.PromptDetails.add(r.result)
-		}
-		u.CompletionTokens += r.result.Generated
-		u.CompletionDetails.ReasoningTokens += r.thinkTokens
-	}
-	u.TotalTokens = u.PromptTokens + u.CompletionTokens
-	return u
-}
-
 type chatResponse struct {
 	ID                string          `json:"id"`
 	Object            string          `json:"object"`
@@ -352,90 +212,6 @@ type chatDelta struct {
 	Reasoning *string        `json:"reasoning_content,omitempty"`
 	ToolCalls []toolCallJSON `json:"tool_calls,omitempty"`
 	Function  *functionJSON  `json:"function_call,omitempty"`
-}
-
-type toolCallJSON struct {
-	Index    *int         `json:"index,omitempty"` // in deltas only
-	ID       string       `json:"id,omitempty"`
-	Type     string       `json:"type,omitempty"`
-	Function functionJSON `json:"function"`
-}
-
-type functionJSON struct {
-	Name      string `json:"name,omitempty"`
-	Arguments string `json:"arguments"`
-}
-
-// strobeJSON is what only this server says, in chunks of requests that ask for it.
-type strobeJSON struct {
-	Spans   []spanJSON `json:"spans"`   // the text of the chunk, by token
-	Drafted []bool     `json:"drafted"` // of every token since the last chunk, also those without text
-}
-
-// spanJSON is a piece of the chunk's text from one token.
-type spanJSON struct {
-	Kind    string `json:"kind"` // content or reasoning
-	Text    string `json:"text"`
-	Drafted bool   `json:"drafted"` // the token was guessed by the drafter and accepted
-}
-
-// spans is the native part of a chunk. It takes the flags the reply has gathered.
-func (r *reply) spans(ds []delta) *strobeJSON {
-	s := &strobeJSON{Spans: []spanJSON{}, Drafted: append([]bool{}, r.drafted...)}
-	r.drafted = r.drafted[:0]
-	for _, d := range ds {
-		if d.kind == parse.Content || d.kind == parse.Reasoning {
-			s.Spans = append(s.Spans, spanJSON{d.kind.String(), d.text, d.drafted})
-		}
-	}
-	return s
-}
-
-type logProbsJSON struct {
-	Content []logProbJSON `json:"content"`
-}
-
-type logProbJSON struct {
-	topJSON
-	Top []topJSON `json:"top_logprobs"`
-}
-
-type topJSON struct {
-	Token   string  `json:"token"`
-	LogProb float64 `json:"logprob"`
-	Bytes   []int   `json:"bytes"`
-}
-
-// minLogProb stands for impossible, which JSON cannot say.
-const minLogProb = -9999
-
-func newTop(tok *tokenizer.Tokenizer, id int32, lp float64) topJSON {
-	piece := tok.Piece(id, true)
-	t := topJSON{Token: string(piece), LogProb: max(lp, minLogProb), Bytes: make([]int, len(piece))}
-	if math.IsNaN(lp) {
-		t.LogProb = minLogProb
-	}
-	for i, b := range piece {
-		t.Bytes[i] = int(b)
-	}
-	return t
-}
-
-func newLogProbs(tok *tokenizer.Tokenizer, tokens []engine.Token) *logProbsJSON {
-	l := &logProbsJSON{Content: []logProbJSON{}}
-	for _, t := range tokens {
-		e := logProbJSON{topJSON: newTop(tok, t.ID, t.LogProb), Top: tops(tok, t.Top)}
-		l.Content = append(l.Content, e)
-	}
-	return l
-}
-
-func tops(tok *tokenizer.Tokenizer, top []sample.LogProb) []topJSON {
-	out := []topJSON{}
-	for _, x := range top {
-		out = append(out, newTop(tok, x.ID, x.LP))
-	}
-	return out
 }
 
 func (s *Server) chatCompletions(w http.ResponseWriter, r *http.Request, q *chatRequest) (any, error) {
@@ -633,4 +409,47 @@ func (a *chatAnswer) chunk(st *stream, i int, d *chatDelta, finish *string, ds [
 		out.Strobe = rep.spans(ds)
 	}
 	return st.send("", &out)
+}
+
+// decodeMessages reads OpenAI's messages and names the one that is wrong.
+func decodeMessages(raw []json.RawMessage) ([]chat.Message, error) {
+	if len(raw) == 0 {
+		return nil, invalid("messages", "must be a list with at least one message")
+	}
+	msgs := make([]chat.Message, len(raw))
+	for i, m := range raw {
+		at := fmt.Sprintf("messages[%d]", i)
+		if kindOf(m) != "object" {
+			return nil, invalid(at, "must be an object")
+		}
+		if err := decodeJSON(m, at, &msgs[i]); err != nil {
+			return nil, err
+		}
+		if err := newCalls(&msgs[i], at); err != nil {
+			return nil, err
+		}
+		if msgs[i].Content == nil {
+			switch msgs[i].Role {
+			case "assistant":
+			case "tool": // one that returns nothing
+				msgs[i].Content = ""
+			default:
+				return nil, invalid(at+".content", "is missing")
+			}
+		}
+	}
+	return msgs, nil
+}
+
+// applyTemplate shows the prompt of a chat request without running it.
+func (s *Server) applyTemplate(w http.ResponseWriter, r *http.Request, q *chatRequest) (any, error) {
+	c, err := q.conversation()
+	if err != nil {
+		return nil, err
+	}
+	p, err := s.prompt(r, q.Model, c)
+	if err != nil {
+		return nil, err
+	}
+	return map[string]any{"prompt": p.Text, "n_tokens": len(p.Tokens)}, nil
 }

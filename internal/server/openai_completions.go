@@ -1,7 +1,6 @@
 package server
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"net/http"
@@ -53,111 +52,6 @@ type textProbsJSON struct {
 	TokenLogProbs []float64            `json:"token_logprobs"`
 	TopLogProbs   []map[string]float64 `json:"top_logprobs"`
 	TextOffset    []int                `json:"text_offset"`
-}
-
-// textPrompt is one prompt of a completion.
-type textPrompt struct {
-	text   string
-	tokens []int32
-}
-
-// maxPrompts is how many prompts a request may give, as at OpenAI.
-const maxPrompts = 2048
-
-// prompts reads a string, a list of strings, tokens, or a list of token lists.
-func (v *view) prompts(ctx context.Context, name string, raw json.RawMessage) ([]textPrompt, error) {
-	encode := func(s string) (textPrompt, error) {
-		if err := v.format.Fits(len(s), v.engine.Config().Context); err != nil {
-			return textPrompt{}, err
-		}
-		p, err := v.format.Text(s, true, ctx.Done())
-		if err != nil {
-			return textPrompt{}, err
-		}
-		return textPrompt{s, p.Tokens}, nil
-	}
-	decode := func(raw json.RawMessage, at string) (textPrompt, error) {
-		if kindOf(raw) == "object" { // llama.cpp's way to send more than text
-			var o struct {
-				Text *string         `json:"prompt_string"`
-				Data json.RawMessage `json:"multimodal_data"`
-			}
-			if err := decodeJSON(raw, at, &o); err != nil {
-				return textPrompt{}, err
-			}
-			if o.Text == nil {
-				return textPrompt{}, invalid(at+".prompt_string", "is missing")
-			}
-			if s := string(o.Data); kindOf(o.Data) != "null" && s != "[]" {
-				return textPrompt{}, invalid(at+".multimodal_data", "is not supported; this server takes text only")
-			}
-			return encode(*o.Text)
-		}
-		if kindOf(raw) == "string" {
-			var s string
-			if err := decodeJSON(raw, at, &s); err != nil {
-				return textPrompt{}, err
-			}
-			return encode(s)
-		}
-		ids, err := v.tokenList(raw, at)
-		return textPrompt{"", ids}, err
-	}
-	switch kindOf(raw) {
-	case "string", "object":
-		p, err := decode(raw, name)
-		return []textPrompt{p}, err
-	case "array":
-	case "null":
-		return nil, invalid(name, "is missing")
-	default:
-		return nil, invalid(name, "must be a string, a list of strings or a list of tokens")
-	}
-	if first := bytes.TrimSpace(raw)[1:]; kindOf(first) == "number" &&
-		!bytes.HasPrefix(bytes.TrimSpace(first), []byte("]")) {
-		ids, err := v.tokenList(raw, name) // there may be millions, so they are read once
-		return []textPrompt{{"", ids}}, err
-	}
-	var list []json.RawMessage
-	if err := decodeJSON(raw, name, &list); err != nil {
-		return nil, err
-	}
-	if len(list) == 0 {
-		return nil, invalid(name, "is empty")
-	}
-	if len(list) > maxPrompts {
-		return nil, invalid(name, "has %d entries; at most %d are allowed", len(list), maxPrompts)
-	}
-	out := make([]textPrompt, len(list))
-	for i, x := range list {
-		var err error
-		if out[i], err = decode(x, name+index(i)); err != nil {
-			return nil, err
-		}
-	}
-	return out, nil
-}
-
-// tokenList reads token ids.
-func (v *view) tokenList(raw json.RawMessage, at string) ([]int32, error) {
-	if kindOf(raw) != "array" {
-		return nil, invalid(at, "must be a string or a list of tokens")
-	}
-	// An id with its comma takes 32 bytes at most in any list worth reading; a list that must be too
-	// long is refused unread.
-	if n, limit := len(raw)/32, v.engine.Config().Context; n > limit {
-		return nil, &engine.ContextError{Prompt: n, Context: limit}
-	}
-	var ids []int32
-	if err := decodeJSON(raw, at, &ids); err != nil {
-		return nil, err
-	}
-	for i, id := range ids {
-		if id < 0 || int(id) >= v.tok.Size() {
-			return nil, invalid(at+index(i), "%d is not the id of a token", id)
-		}
-	}
-	return ids, nil
 }
 
 func (s *Server) completions(w http.ResponseWriter, r *http.Request, q *completionRequest) (any, error) {

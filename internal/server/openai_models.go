@@ -1,12 +1,7 @@
 package server
 
 import (
-	"encoding/base64"
-	"encoding/binary"
-	"encoding/json"
-	"fmt"
 	"log/slog"
-	"math"
 	"net/http"
 	"path/filepath"
 	"time"
@@ -152,20 +147,6 @@ func (s *Server) getModel(w http.ResponseWriter, r *http.Request) (any, error) {
 	return nil, &engine.UnknownModelError{Name: id}
 }
 
-// embeddingRequest is the body of POST /v1/embeddings.
-type embeddingRequest struct {
-	Model          string          `json:"model"`
-	Input          json.RawMessage `json:"input"`
-	EncodingFormat string          `json:"encoding_format"`
-	Dimensions     *int            `json:"dimensions"`
-}
-
-type embeddingJSON struct {
-	Object    string `json:"object"`
-	Index     int    `json:"index"`
-	Embedding any    `json:"embedding"`
-}
-
 func (s *Server) embeddings(w http.ResponseWriter, r *http.Request, q *embeddingRequest) (any, error) {
 	if q.EncodingFormat != "" && q.EncodingFormat != "float" && q.EncodingFormat != "base64" {
 		return nil, invalid("encoding_format", "%q is neither float nor base64", q.EncodingFormat)
@@ -184,53 +165,4 @@ func (s *Server) embeddings(w http.ResponseWriter, r *http.Request, q *embedding
 		"object": "list", "model": l.name, "data": data,
 		"usage": map[string]int{"prompt_tokens": tokens, "total_tokens": tokens},
 	}, nil
-}
-
-func (v *view) embed(r *http.Request, q *embeddingRequest) (data []embeddingJSON, tokens int, err error) {
-	inputs, err := v.prompts(r.Context(), "input", q.Input)
-	if err != nil {
-		return nil, 0, err
-	}
-	if hidden := v.engine.Model().Target.Hidden; q.Dimensions != nil && *q.Dimensions != hidden {
-		return nil, 0, invalid("dimensions", "this model has %d", hidden)
-	}
-	for i, in := range inputs {
-		if len(in.tokens) == 0 {
-			return nil, 0, invalid(fmt.Sprintf("input[%d]", i), "is empty")
-		}
-		x, err := v.engine.Embed(r.Context(), in.tokens)
-		if err != nil {
-			return nil, 0, err
-		}
-		normalise(x)
-		e := embeddingJSON{Object: "embedding", Index: i, Embedding: x}
-		if q.EncodingFormat == "base64" {
-			b := make([]byte, 0, 4*len(x))
-			for _, f := range x {
-				b = binary.LittleEndian.AppendUint32(b, math.Float32bits(f))
-			}
-			e.Embedding = base64.StdEncoding.EncodeToString(b)
-		}
-		data = append(data, e)
-		tokens += len(in.tokens)
-	}
-	return data, tokens, nil
-}
-
-// normalise makes a vector's length 1. JSON has no words for what is not a number, so such values
-// become 0.
-func normalise(x []float32) {
-	var sum float64
-	for i, f := range x {
-		if f != f || math.IsInf(float64(f), 0) {
-			x[i] = 0
-		}
-		sum += float64(x[i]) * float64(x[i])
-	}
-	if sum > 0 {
-		scale := float32(1 / math.Sqrt(sum))
-		for i := range x {
-			x[i] *= scale
-		}
-	}
 }

@@ -1,8 +1,6 @@
 package server
 
 import (
-	"log/slog"
-	"math"
 	"strings"
 	"time"
 
@@ -182,106 +180,6 @@ func (r *reply) finish() string {
 	}
 	return "stop"
 }
-
-// timingsJSON is llama.cpp's account of where the time went, with our additions at the end.
-type timingsJSON struct {
-	CacheN              int     `json:"cache_n"`
-	PromptN             int     `json:"prompt_n"`
-	PromptMS            float64 `json:"prompt_ms"`
-	PromptPerTokenMS    float64 `json:"prompt_per_token_ms"`
-	PromptPerSecond     float64 `json:"prompt_per_second"`
-	PredictedN          int     `json:"predicted_n"`
-	PredictedMS         float64 `json:"predicted_ms"`
-	PredictedPerTokenMS float64 `json:"predicted_per_token_ms"`
-	PredictedPerSecond  float64 `json:"predicted_per_second"`
-
-	DraftN         *int    `json:"draft_n,omitempty"`
-	DraftNAccepted *int    `json:"draft_n_accepted,omitempty"`
-	DraftCycles    int     `json:"draft_cycles,omitempty"`
-	AcceptLenMean  float64 `json:"accept_len_mean,omitempty"` // tokens per pass of the target
-	DraftMS        float64 `json:"draft_ms,omitempty"`
-	VerifyMS       float64 `json:"verify_ms,omitempty"`
-	PlainPerSecond float64 `json:"plain_per_second,omitempty"` // what decoding without drafts would reach
-	SpeedupEst     float64 `json:"speedup_est,omitempty"`
-	QueuedMS       float64 `json:"queued_ms,omitempty"`
-	FirstMS        float64 `json:"first_token_ms,omitempty"` // from the request's arrival in the queue
-}
-
-// perSecond and perToken are finite whatever happened.
-func perSecond(n int, d time.Duration) float64 {
-	if d <= 0 || n <= 0 {
-		return 0
-	}
-	return float64(n) / d.Seconds()
-}
-
-func perToken(d time.Duration, n int) float64 {
-	if n <= 0 {
-		return 0
-	}
-	return ms(d) / float64(n)
-}
-
-// timings accounts for a generation that ended.
-func timings(res *engine.Result) *timingsJSON {
-	st := &res.Stats
-	t := &timingsJSON{
-		CacheN: res.Cached, PromptN: st.Prompt, PromptMS: ms(st.PromptTime),
-		PromptPerTokenMS: perToken(st.PromptTime, st.Prompt), PromptPerSecond: perSecond(st.Prompt, st.PromptTime),
-		PredictedN: res.Generated, PredictedMS: ms(st.DecodeTime),
-		PredictedPerTokenMS: perToken(st.DecodeTime, res.Generated-1),
-		PredictedPerSecond:  perSecond(res.Generated-1, st.DecodeTime),
-		QueuedMS:            ms(res.Queued), FirstMS: ms(res.First),
-	}
-	if st.Guessed > 0 {
-		t.DraftN, t.DraftNAccepted = &st.Guessed, &st.Accepted
-		t.DraftCycles, t.AcceptLenMean = st.Drafts, st.Mean()
-		t.DraftMS, t.VerifyMS = ms(st.Draft), ms(st.Verify)
-	}
-	if st.PlainCost > 0 {
-		t.PlainPerSecond = 1 / st.PlainCost.Seconds()
-		t.SpeedupEst = st.SpeedUp()
-	}
-	return t
-}
-
-// progress accounts for a generation that is still running. What plain decoding would reach is known from
-// generations that ended before.
-func (r *reply) progress(s engine.State, e *engine.Engine) *timingsJSON {
-	t := &timingsJSON{CacheN: s.Cached, PromptN: max(0, s.Processed-s.Cached), PredictedN: r.count}
-	if !r.firstAt.IsZero() {
-		d := time.Since(r.firstAt)
-		t.PredictedMS = ms(d)
-		t.PredictedPerTokenMS = perToken(d, r.count-1)
-		t.PredictedPerSecond = perSecond(r.count-1, d)
-	}
-	if cost := e.Snapshot().Stats.PlainCost; cost > 0 {
-		t.PlainPerSecond = 1 / cost.Seconds()
-	}
-	return t
-}
-
-// generation adds a generation to the request's log line, which has room for the first one.
-func (l *record) generation(model string, res *engine.Result) {
-	if l.choices++; l.choices > 1 {
-		return
-	}
-	t := timings(res)
-	l.add(slog.String("model", model), slog.String("end", res.Reason.String()),
-		slog.Int("prompt", res.Prompt), slog.Int("cached", res.Cached), slog.Int("tokens", res.Generated),
-		slog.Float64("queued_ms", round(t.QueuedMS)), slog.Float64("prompt_ms", round(t.PromptMS)),
-		slog.Float64("first_ms", round(t.FirstMS)),
-		slog.Float64("decode_ms", round(t.PredictedMS)), slog.Float64("tokens_per_second", round(t.PredictedPerSecond)))
-	if t.DraftN != nil {
-		l.add(slog.Int("draft_n", *t.DraftN), slog.Int("draft_n_accepted", *t.DraftNAccepted),
-			slog.Float64("accept_len_mean", round(t.AcceptLenMean)))
-	}
-	if err := res.Stats.DraftErr; err != nil {
-		l.add(slog.String("draft_error", err.Error()))
-	}
-}
-
-func round(x float64) float64 { return math.Round(x*100) / 100 }
 
 // merge joins neighbouring deltas of the same text.
 func merge(ds []delta) []delta {

@@ -315,16 +315,3 @@ func dryBreakers(tok *tokenizer.Tokenizer) []int32 {
 	return sample.BreakerTokens(tok.Size(), func(id int32) []byte { return tok.Piece(id, false) },
 		[]string{"\n", ":", "\"", "*"})
 }
-
-// logProbs sets how many log probabilities a request wants: n alternatives of every token, and the
-// token's own.
-func logProbs(req *engine.Request, name string, n int) error {
-	if n < 0 || n > maxLogProbs {
-		return invalid(name, "%d is not between 0 and %d", n, maxLogProbs)
-	}
-	req.LogProbs, req.WantLogProb = n, true
-	return nil
-}
-
-// index is the way errors name an element of a list.
-func index(i int) string { return "[" + strconv.Itoa(i) + "]" }

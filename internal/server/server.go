@@ -317,3 +317,14 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	handlers.Wait()
 	return nil
 }
+
+// SetPull lets clients have models downloaded.
+func (s *Server) SetPull(fn PullFunc) { s.pull.Store(&fn) }
+
+// fingerprint tells builds apart in answers.
+func (s *Server) fingerprint() string {
+	if s.cfg.Version == "" {
+		return "strobe"
+	}
+	return "strobe-" + s.cfg.Version
+}

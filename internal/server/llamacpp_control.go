@@ -1,8 +1,6 @@
 package server
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -11,18 +9,6 @@ import (
 	"strobe/internal/engine"
 	"strobe/internal/sample"
 )
-
-// promptProgress is llama.cpp's account of a prompt that is being read.
-type promptProgress struct {
-	Total     int     `json:"total"`
-	Cache     int     `json:"cache"`
-	Processed int     `json:"processed"` // with what was cached
-	TimeMS    float64 `json:"time_ms"`
-}
-
-func newPromptProgress(s *engine.State, d time.Duration) *promptProgress {
-	return &promptProgress{Total: s.Prompt, Cache: s.Cached, Processed: s.Processed, TimeMS: ms(d)}
-}
 
 // changeProps is POST /props: other defaults for what requests leave out, until the server ends.
 func (s *Server) changeProps(w http.ResponseWriter, r *http.Request, q *propsRequest) (any, error) {
@@ -147,40 +133,4 @@ func (s *Server) rerank(w http.ResponseWriter, r *http.Request, q *modelRequest)
 	}
 	defer l.release()
 	return nil, fmt.Errorf("%w: %s has no head for ranking; /v1/embeddings compares texts", engine.ErrUnsupported, l.name)
-}
-
-// keepAlive reads Ollama's time for which a model stays loaded: seconds, or a text like 5m. Negative is for ever.
-func keepAlive(raw json.RawMessage) (*time.Duration, error) {
-	var d time.Duration
-	switch kindOf(raw) {
-	case "null":
-		return nil, nil
-	case "number":
-		n, err := strconv.ParseFloat(string(bytes.TrimSpace(raw)), 64)
-		if err != nil {
-			return nil, invalid("keep_alive", "must be a number of seconds or a duration")
-		}
-		d = seconds(n)
-	case "string":
-		var text string
-		if err := decodeJSON(raw, "keep_alive", &text); err != nil {
-			return nil, err
-		}
-		if n, err := strconv.ParseFloat(text, 64); err == nil {
-			d = seconds(n)
-		} else if d, err = time.ParseDuration(text); err != nil {
-			return nil, invalid("keep_alive", "%q is no duration like 5m", text)
-		}
-	default:
-		return nil, invalid("keep_alive", "must be a number of seconds or a duration")
-	}
-	return &d, nil
-}
-
-// seconds is a duration of at most some years.
-func seconds(n float64) time.Duration {
-	if !(n >= 0) {
-		return -1
-	}
-	return time.Duration(min(n, 1e8) * float64(time.Second))
 }

@@ -1,13 +1,15 @@
 package server
 
 import (
-	"encoding/json"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"net/http"
 	"slices"
 	"sync"
+	"time"
 
 	"strobe/internal/chat"
 	"strobe/internal/dialog"
@@ -54,48 +56,109 @@ func newView(name string, e *engine.Engine, defaults ChatDefaults) (*view, error
 	return v, nil
 }
 
-// toolChoice says whether the model may, must or must not call tools.
-type toolChoice struct {
-	none, required bool
-	name           string // the only one to call
-	// allowed are the tools to choose from; nil is all of them.
-	allowed []string
+// lease is a model in use by a request.
+type lease struct {
+	*view
+	keep *time.Duration // for how long the model is to stay loaded afterwards; nil leaves it open
+	free func(*time.Duration)
 }
 
-// offered are the tools that the choice leaves, which are all the model hears of.
-func (c *toolChoice) offered(tools []json.RawMessage) []json.RawMessage {
-	if c.allowed == nil {
-		return tools
+func (l *lease) release() { l.free(l.keep) }
+
+// acquire gets the model a request names. A server that is to stop does not wait for one to load.
+func (s *Server) acquire(ctx context.Context, name string) (*lease, error) {
+	if s.cfg.Upstreams.Has(name) {
+		return nil, fmt.Errorf("%w: %s lives on another server, which is asked for conversations only", engine.ErrUnsupported, name)
 	}
-	return slices.DeleteFunc(slices.Clone(tools), func(raw json.RawMessage) bool {
-		return !slices.Contains(c.allowed, nameOf(raw))
-	})
-}
-
-// nameOf is the name of a tool, "" if it has none.
-func nameOf(tool json.RawMessage) string {
-	var t struct{ Function struct{ Name string } }
-	if json.Unmarshal(tool, &t) != nil {
-		return ""
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(s.stopping, func() { cancel(errShutdown) })()
+	resolved, e, release, err := s.models().Acquire(ctx, name)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		return nil, err
 	}
-	return t.Function.Name
+	v, err := s.view(resolved, e)
+	if err != nil {
+		release(nil)
+		return nil, err
+	}
+	return &lease{view: v, free: release}, nil
 }
 
-// conversation is what the chat protocols have in common.
-type conversation struct {
-	messages []chat.Message
-	tools    []json.RawMessage // in OpenAI's shape
-	choice   toolChoice
-	oneCall  bool            // at most one tool call
-	format   *format         // of the answer; nil for free text
-	thinking *bool           // nil leaves it to the template
-	budget   int             // most tokens of thinking; < 0 for no limit
-	kwargs   map[string]any  // template variables
-	raw      bool            // leave reasoning and tool calls in the text
-	goOn     *bool           // whether the assistant's last message is continued; nil is yes
-	noTurn   bool            // do not open the assistant's turn
-	sampling *samplingFields // as the client gave them
-	done     <-chan struct{} // closed when nobody wants the answer any more; its prompt is incomplete then
+// view returns what the server derived from a model, made at its first use.
+func (s *Server) view(name string, e *engine.Engine) (*view, error) {
+	s.mu.Lock()
+	v := s.views[e]
+	s.mu.Unlock()
+	if v != nil {
+		return v, nil
+	}
+	defaults := s.cfg.Chat
+	if m := s.cfg.PerModel[name]; m.Chat != nil {
+		defaults = *m.Chat
+	}
+	v, err := newView(name, e, defaults)
+	if err != nil {
+		return nil, err
+	}
+	resident := slices.Collect(maps.Values(s.models().Resident()))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	// Views of models that were unloaded would keep their memory.
+	maps.DeleteFunc(s.views, func(old *engine.Engine, _ *view) bool { return !slices.Contains(resident, old) })
+	s.views[e] = v
+	return v, nil
+}
+
+// loaded returns a loaded model for endpoints that only ask about it: the one named, the only one, or
+// the one used last. They must not load anything.
+func (s *Server) loaded(name string) (*view, error) {
+	engines := s.models().Resident()
+	if e := engines[name]; e != nil {
+		return s.view(name, e)
+	}
+	if name != "" && name != engine.Any && len(s.models().List()) > 1 {
+		return nil, invalid("model", "%q is not loaded", name)
+	}
+	var best string
+	var last time.Time
+	for _, m := range s.models().List() {
+		if engines[m.Name] != nil && (best == "" || m.LastUsed.After(last)) {
+			best, last = m.Name, m.LastUsed
+		}
+	}
+	if best == "" {
+		return nil, fmt.Errorf("%w", engine.ErrNoneResident)
+	}
+	return s.view(best, engines[best])
+}
+
+// request is the start of every engine request: the defaults. A model's own come before the program's, what was
+// said for all models before those, and what was said for this one first.
+func (s *Server) request(v *view) engine.Request {
+	if v.remote != nil { // the other server has defaults of its own
+		return engine.Request{}
+	}
+	req := engine.Request{Params: s.cfg.Params, Spec: s.cfg.Spec, MaxTokens: s.cfg.MaxTokens}
+	own := v.engine.Model().Sampling
+	own.Apply(&req.Params)
+	s.cfg.Sampling.Apply(&req.Params)
+	if m, ok := s.cfg.PerModel[v.name]; ok {
+		m.Sampling.Apply(&req.Params)
+		if m.MaxTokens > 0 {
+			req.MaxTokens = m.MaxTokens
+		}
+	}
+	if d := s.changed.Load(); d != nil {
+		d.Apply(&req.Params)
+	}
+	if req.Params.Seed = rand.Uint64(); s.cfg.Seed != nil {
+		req.Params.Seed = *s.cfg.Seed
+	}
+	return req
 }
 
 // render makes the prompt of a conversation.
@@ -166,34 +229,4 @@ func (v *view) answers(c *conversation, req engine.Request, n int, stream bool) 
 		replies[i] = newReply(v, c, p, stream)
 	}
 	return reqs, replies, nil
-}
-
-// decodeMessages reads OpenAI's messages and names the one that is wrong.
-func decodeMessages(raw []json.RawMessage) ([]chat.Message, error) {
-	if len(raw) == 0 {
-		return nil, invalid("messages", "must be a list with at least one message")
-	}
-	msgs := make([]chat.Message, len(raw))
-	for i, m := range raw {
-		at := fmt.Sprintf("messages[%d]", i)
-		if kindOf(m) != "object" {
-			return nil, invalid(at, "must be an object")
-		}
-		if err := decodeJSON(m, at, &msgs[i]); err != nil {
-			return nil, err
-		}
-		if err := newCalls(&msgs[i], at); err != nil {
-			return nil, err
-		}
-		if msgs[i].Content == nil {
-			switch msgs[i].Role {
-			case "assistant":
-			case "tool": // one that returns nothing
-				msgs[i].Content = ""
-			default:
-				return nil, invalid(at+".content", "is missing")
-			}
-		}
-	}
-	return msgs, nil
 }

@@ -2,7 +2,6 @@ package server
 
 import (
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"strings"
 
@@ -29,12 +28,6 @@ type nativeRequest struct {
 	InputExtra  []infillFile `json:"input_extra"`
 }
 
-// infillFile is a file that is not the one to be filled in.
-type infillFile struct {
-	Name string `json:"filename"`
-	Text string `json:"text"`
-}
-
 func (s *Server) completion(w http.ResponseWriter, r *http.Request, q *nativeRequest) (any, error) {
 	return s.native(w, r, q, func(v *view) ([]textPrompt, error) { return v.prompts(r.Context(), "prompt", q.Prompt) })
 }
@@ -52,58 +45,6 @@ func (s *Server) infill(w http.ResponseWriter, r *http.Request, q *nativeRequest
 		p, err := v.fill(prefix, q.InputSuffix, q.InputExtra, r.Context().Done())
 		return []textPrompt{p}, err
 	})
-}
-
-// fill is the prompt of what stands between two texts, for models that learnt it.
-func (v *view) fill(prefix, suffix string, extra []infillFile, done <-chan struct{}) (textPrompt, error) {
-	size := len(prefix) + len(suffix)
-	for _, f := range extra {
-		size += len(f.Name) + len(f.Text)
-	}
-	if err := v.format.Fits(size, v.engine.Config().Context); err != nil {
-		return textPrompt{}, err
-	}
-	var ids []int32
-	missing := false
-	role := func(r tokenizer.Role) {
-		id, ok := v.tok.Role(r)
-		missing = missing || !ok
-		ids = append(ids, id)
-	}
-	text := func(s string) { ids = v.tok.AppendEncode(ids, s, tokenizer.EncodeOptions{Done: done}) }
-	if bos, ok := v.tok.BOS(); ok && v.tok.AddBOS() {
-		ids = append(ids, bos)
-	}
-	if _, ok := v.tok.Role(tokenizer.RoleFIMSep); ok && len(extra) > 0 {
-		if id, ok := v.tok.Role(tokenizer.RoleFIMRep); ok {
-			ids = append(ids, id)
-			text("project\n")
-		}
-		for _, f := range extra {
-			role(tokenizer.RoleFIMSep)
-			text(f.Name + "\n" + f.Text)
-		}
-		role(tokenizer.RoleFIMSep)
-		text("file\n")
-	} else {
-		for _, f := range extra {
-			text("--- " + f.Name + " ---\n" + f.Text + "\n\n")
-		}
-	}
-	role(tokenizer.RoleFIMPre)
-	text(prefix)
-	role(tokenizer.RoleFIMSuf)
-	text(suffix)
-	role(tokenizer.RoleFIMMid)
-	if missing {
-		return textPrompt{}, fmt.Errorf("%w: it has no tokens for filling in the middle", engine.ErrUnsupported)
-	}
-	select {
-	case <-done:
-		return textPrompt{}, dialog.ErrStopped
-	default:
-		return textPrompt{"", ids}, nil
-	}
 }
 
 func (s *Server) native(w http.ResponseWriter, r *http.Request, q *nativeRequest,

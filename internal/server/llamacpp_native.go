@@ -16,14 +16,6 @@ import (
 	"strobe/internal/tokenizer"
 )
 
-// fingerprint tells builds apart in answers.
-func (s *Server) fingerprint() string {
-	if s.cfg.Version == "" {
-		return "strobe"
-	}
-	return "strobe-" + s.cfg.Version
-}
-
 // health says whether the server can answer. It fails when the server's only model has stopped by a defect; a broken
 // file in a folder of models is a matter of that one.
 func (s *Server) health(w http.ResponseWriter, r *http.Request) (any, error) {
@@ -273,19 +265,6 @@ func (s *Server) detokenize(w http.ResponseWriter, r *http.Request, q *detokeniz
 	out.text("\"}\n")
 	out.end()
 	return nil, nil // it is sent
-}
-
-// applyTemplate shows the prompt of a chat request without running it.
-func (s *Server) applyTemplate(w http.ResponseWriter, r *http.Request, q *chatRequest) (any, error) {
-	c, err := q.conversation()
-	if err != nil {
-		return nil, err
-	}
-	p, err := s.prompt(r, q.Model, c)
-	if err != nil {
-		return nil, err
-	}
-	return map[string]any{"prompt": p.Text, "n_tokens": len(p.Tokens)}, nil
 }
 
 // sourceName is what flags and requests call a source of drafts.

@@ -46,9 +46,6 @@ type keptItem struct {
 	owner *list.Element
 }
 
-// itemCost is what an item takes besides its JSON, roughly: entries of maps and lists.
-const itemCost = 256
-
 func newMemory(limit int64, age time.Duration) *memory {
 	return &memory{limit: limit, age: age, now: time.Now, recent: list.New(),
 		byID: map[ownedID]*list.Element{}, items: map[ownedID]keptItem{}}

@@ -3,38 +3,12 @@ package server
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"net/http"
 	"sync"
 	"time"
 
 	"strobe/internal/engine"
 )
-
-// request is the start of every engine request: the defaults. A model's own come before the program's, what was
-// said for all models before those, and what was said for this one first.
-func (s *Server) request(v *view) engine.Request {
-	if v.remote != nil { // the other server has defaults of its own
-		return engine.Request{}
-	}
-	req := engine.Request{Params: s.cfg.Params, Spec: s.cfg.Spec, MaxTokens: s.cfg.MaxTokens}
-	own := v.engine.Model().Sampling
-	own.Apply(&req.Params)
-	s.cfg.Sampling.Apply(&req.Params)
-	if m, ok := s.cfg.PerModel[v.name]; ok {
-		m.Sampling.Apply(&req.Params)
-		if m.MaxTokens > 0 {
-			req.MaxTokens = m.MaxTokens
-		}
-	}
-	if d := s.changed.Load(); d != nil {
-		d.Apply(&req.Params)
-	}
-	if req.Params.Seed = rand.Uint64(); s.cfg.Seed != nil {
-		req.Params.Seed = *s.cfg.Seed
-	}
-	return req
-}
 
 // answer is how a protocol shows replies: as a stream, or step by step for the whole.
 type answer interface {
