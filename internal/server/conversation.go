@@ -2,12 +2,15 @@ package server
 
 import (
 	"encoding/json"
+	"time"
 
 	"strobe/internal/chat"
+	"strobe/internal/dialog"
 )
 
-// conversation is what the chat protocols have in common.
+// conversation is what a client asks for, in the words of no protocol.
 type conversation struct {
+	model    string
 	messages []chat.Message
 	tools    []json.RawMessage // in OpenAI's shape
 	choice   toolChoice
@@ -17,10 +20,23 @@ type conversation struct {
 	budget   int             // most tokens of thinking; < 0 for no limit
 	kwargs   map[string]any  // template variables
 	raw      bool            // leave reasoning and tool calls in the text
-	goOn     *bool           // whether the assistant's last message is continued; nil is yes
 	noTurn   bool            // do not open the assistant's turn
 	sampling *samplingFields // as the client gave them
-	done     <-chan struct{} // closed when nobody wants the answer any more; its prompt is incomplete then
+	stops    []string        // besides those in sampling
+	logProbs *int            // how many alternatives of each token to return; nil returns no log probabilities
+	choices  int             // answers to each prompt
+	stream   bool            // the answer is shown while it is generated
+
+	continueLast *bool           // the assistant's last message is continued (nil and true), or is complete
+	keepAlive    *time.Duration  // for how long the model stays loaded afterwards; nil leaves it open
+	done         <-chan struct{} // closed when the answer is no longer wanted; its prompt is incomplete then
+	// prompts returns the prompts of a request that has no messages.
+	prompts func(*model) ([]*dialog.Prompt, error)
+}
+
+// newConversation returns a conversation with one answer and no limit on reasoning.
+func newConversation(model string, sampling *samplingFields, stream bool) *conversation {
+	return &conversation{model: model, sampling: sampling, stream: stream, choices: 1, budget: -1}
 }
 
 // thinkingFields are the ways to ask for more, less or no reasoning.
@@ -35,7 +51,7 @@ type thinkingFields struct {
 
 // apply sets how a conversation reasons.
 func (f *thinkingFields) apply(c *conversation) error {
-	c.kwargs, c.budget = f.Kwargs, -1
+	c.kwargs = f.Kwargs
 	c.thinking = f.EnableThinking
 	if f.ReasoningEffort != "" {
 		if f.ReasoningEffort == "none" {

@@ -25,7 +25,7 @@ func (e endpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // post is an endpoint whose requests have a body.
-func post[Q any](s *Server, e func(w http.ResponseWriter, r *http.Request, q *Q) (any, error)) endpoint {
+func post[Q any](s *core, e func(w http.ResponseWriter, r *http.Request, q *Q) (any, error)) endpoint {
 	return func(w http.ResponseWriter, r *http.Request) (any, error) {
 		body, err := s.readBody(w, r)
 		if err != nil {
@@ -46,7 +46,7 @@ func post[Q any](s *Server, e func(w http.ResponseWriter, r *http.Request, q *Q)
 }
 
 // readBody reads the whole request within the limits on its size and time.
-func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+func (s *core) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	limit := s.cfg.MaxBody
 	if enc := r.Header.Get("Content-Encoding"); enc != "" && !strings.EqualFold(enc, "identity") {
 		return nil, &apiError{Status: http.StatusUnsupportedMediaType, Type: "invalid_request_error",

@@ -2,13 +2,11 @@ package server
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"regexp"
-	"strconv"
 	"strings"
 
 	"strobe/internal/chat"
@@ -256,20 +254,6 @@ func speaksAnthropic(r *http.Request) bool {
 	return r.URL.Path == "/v1/messages" || strings.HasPrefix(r.URL.Path, "/v1/messages/")
 }
 
-// fail answers with an error. Nothing may have been written before.
-func fail(w http.ResponseWriter, r *http.Request, err error) {
-	e := explain(err)
-	// Why the request ended explains more than what failed then, unless that is why it ended.
-	if r.Context().Err() != nil && e.Status != http.StatusRequestTimeout {
-		e = explain(context.Cause(r.Context()))
-	}
-	logOf(r).fail(e)
-	if e.Retry > 0 {
-		w.Header().Set("Retry-After", strconv.Itoa(e.Retry))
-	}
-	writeJSON(w, e.Status, e.body(r))
-}
-
 // body is the error in the shape of the request's protocol.
 func (e *apiError) body(r *http.Request) any {
 	switch {
@@ -281,19 +265,8 @@ func (e *apiError) body(r *http.Request) any {
 	return map[string]any{"error": e.json()}
 }
 
-func jsonHeader(w http.ResponseWriter) {
-	w.Header().Set("Content-Type", "application/json; charset=utf-8")
-	w.Header().Set("Cache-Control", "no-store")
-}
-
-// writeJSON answers with a value. Errors of the connection show when the handler ends.
-func writeJSON(w http.ResponseWriter, status int, v any) {
-	jsonHeader(w)
-	w.WriteHeader(status)
-	enc := json.NewEncoder(w)
-	enc.SetEscapeHTML(false)
-	_ = enc.Encode(v)
-}
-
 // speaksOllama reports whether a request is made in Ollama's protocol.
 func speaksOllama(r *http.Request) bool { return strings.HasPrefix(r.URL.Path, "/api/") }
+
+// brokeOff reports an upstream whose answer ended before it was complete.
+func brokeOff(err error) error { return badUpstream("the upstream broke off: " + err.Error()) }

@@ -10,34 +10,33 @@ import (
 	"strobe/internal/engine"
 )
 
-// answer is how a protocol shows replies: as a stream, or step by step for the whole.
+// exchange is a request for answers with the model that gives them. Every protocol goes the same way, whatever server
+// the model is on:
+//
+//	x, err := s.begin(w, r, c)  // finds the model and prepares a reply for each answer
+//	defer x.release()
+//	return x.answer(w, r, a)    // generates, and lets the protocol show the replies
+type exchange struct {
+	*core
+	model   chatModel
+	name    string         // the model's
+	req     engine.Request // what all answers have in common
+	replies []*reply
+	stream  bool // the answer is sent to st while it is generated
+	st      *stream
+	loading time.Duration // how long the model took to be ready
+	release func()
+}
+
+// answer is how a protocol shows replies.
 type answer interface {
-	stream(w http.ResponseWriter, r *http.Request, b *batch)
-	step(i int, ds []delta) error
+	// chunk sends what one event of the engine brought for a reply.
+	chunk(i int, ds []delta) error
+	// whole returns the answer in one piece.
 	whole() (any, error)
 }
 
-// answer runs requests and shows their replies.
-func (s *Server) answer(w http.ResponseWriter, r *http.Request, v *view, reqs []engine.Request, replies []*reply,
-	stream bool, a answer) (any, error) {
-	b, err := s.submit(r.Context(), v, reqs, replies)
-	if err != nil {
-		return nil, err
-	}
-	if q := reqs[0]; q.Seen > 0 {
-		w.Header().Set("Strobe-Prefill", fmt.Sprintf("seen=%d, kept=%d", q.Seen, len(q.Tokens)))
-	}
-	if stream {
-		a.stream(w, r, b)
-		return nil, nil
-	}
-	if err := b.run(r, a.step, nil); err != nil {
-		return nil, err
-	}
-	return a.whole()
-}
-
-// generation is an answer in the making, by an engine of this server or by another server.
+// generation is an answer that is being generated, by an engine of this server or by another server.
 type generation interface {
 	Next(ctx context.Context) (engine.Event, error)
 	Cancel()
@@ -45,63 +44,114 @@ type generation interface {
 	State() engine.State
 }
 
-// batch is the generations of one HTTP request, with a reply each.
-type batch struct {
-	s       *Server
-	v       *view
-	gens    []generation
-	replies []*reply
-	rounds  []*rounds // of each that is traced
+// acquireModel returns the model of a conversation, on this server or another one. Prompts without a template need one
+// of this server.
+func (s *core) acquireModel(r *http.Request, c *conversation) (m chatModel, release func(), err error) {
+	if c.prompts == nil && s.cfg.Upstreams.Has(c.model) {
+		return &remoteModel{name: c.model, fleet: s.cfg.Upstreams, head: s.outgoing(r), most: s.cfg.MaxBody}, func() {}, nil
+	}
+	l, err := s.acquire(r.Context(), c.model)
+	if err != nil {
+		return nil, nil, err
+	}
+	l.keep = c.keepAlive
+	return l, l.release, nil
+}
+
+// begin finds the model of a conversation and prepares the replies. release must be called unless it fails.
+func (s *core) begin(w http.ResponseWriter, r *http.Request, c *conversation) (x *exchange, err error) {
+	start := time.Now()
+	x = &exchange{core: s, stream: c.stream, st: newStream(w)}
+	if x.model, x.release, err = s.acquireModel(r, c); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			x.release()
+		}
+	}()
+	x.name, x.loading = x.model.modelName(), time.Since(start)
+	if x.req, err = x.model.request(c.sampling); err != nil {
+		return nil, err
+	}
+	x.req.Stops = append(x.req.Stops, c.stops...)
+	if c.logProbs != nil {
+		x.req.LogProbs, x.req.WantLogProb = *c.logProbs, true
+	}
+	c.done = r.Context().Done()
+	x.replies, err = x.model.answers(c, x.req)
+	return x, err
+}
+
+// answer generates the replies and shows them as the protocol does.
+func (x *exchange) answer(w http.ResponseWriter, r *http.Request, a answer) (any, error) {
+	if err := x.submit(r.Context()); err != nil {
+		return nil, err
+	}
+	if q := &x.replies[0].req; q.Seen > 0 {
+		w.Header().Set("Strobe-Prefill", fmt.Sprintf("seen=%d, kept=%d", q.Seen, len(q.Tokens)))
+	}
+	if !x.stream {
+		if err := x.run(r, func(int, []delta) error { return nil }, nil); err != nil {
+			return nil, err
+		}
+		return a.whole()
+	}
+	err := x.run(r, func(i int, ds []delta) error {
+		if err := a.chunk(i, ds); err != nil {
+			return err
+		}
+		return x.st.flush()
+	}, x.st.idle)
+	if err != nil {
+		x.st.fail(r, err)
+	}
+	return nil, nil
 }
 
 // submit queues the requests. They all run, or none does.
-func (s *Server) submit(ctx context.Context, v *view, reqs []engine.Request, replies []*reply) (*batch, error) {
-	b := &batch{s: s, v: v, replies: replies}
-	for i := range reqs {
-		reqs[i].Salt = ownerOf(ctx)
-		if s.tweak != nil {
-			s.tweak(&reqs[i], v)
-		}
-		b.rounds = append(b.rounds, s.watch(ctx, &reqs[i]))
-		var g generation
+func (x *exchange) submit(ctx context.Context) error {
+	for i, rep := range x.replies {
+		rep.req.Salt = ownerOf(ctx)
+		rep.rounds = x.tracer.watch(ctx, &rep.req)
 		var err error
-		if v.remote != nil {
-			g, err = s.ask(ctx, v, replies[i].asked, &reqs[i])
-		} else {
-			g, err = v.engine.Submit(ctx, reqs[i])
+		if rep.gen, err = x.model.submit(ctx, rep); err != nil {
+			for _, before := range x.replies[:i] {
+				before.gen.Cancel()
+			}
+			return err
 		}
-		if err != nil {
-			b.cancel()
-			return nil, err
-		}
-		b.gens = append(b.gens, g)
 	}
-	return b, nil
+	return nil
 }
 
-func (b *batch) cancel() {
-	for _, g := range b.gens {
-		g.Cancel()
+// ended reports whether all replies are complete.
+func (x *exchange) ended() bool {
+	for _, rep := range x.replies {
+		if rep.result == nil {
+			return false
+		}
 	}
+	return true
 }
 
 // run reads the generations to their end. step is called with the deltas of each event; idle, when it
 // is not nil, after every silence of the ping interval. An error of either ends everything, as does
 // that of a generation. Calls never overlap.
-func (b *batch) run(r *http.Request, step func(i int, d []delta) error, idle func() error) error {
+func (x *exchange) run(r *http.Request, step func(i int, d []delta) error, idle func() error) error {
 	ctx := r.Context()
-	err := b.read(ctx, func(i int, ev engine.Event) error {
-		rep := b.replies[i]
+	err := x.read(ctx, func(i int, ev engine.Event) error {
+		rep := x.replies[i]
 		over := rep.enough
 		d := rep.take(ev)
 		if ev.Prompt != nil {
-			rep.prompt = newPromptProgress(ev.Prompt, time.Since(rep.began))
+			rep.reading = newPromptProgress(ev.Prompt, time.Since(rep.began))
 		}
 		if rep.enough && !over {
-			b.gens[i].Cancel()
+			rep.gen.Cancel()
 		}
 		if ev.Result != nil {
-			b.ended(r, i, ev.Result)
+			x.count(r, rep, ev.Result)
 			if err := rep.err(); err != nil {
 				return err
 			}
@@ -109,36 +159,38 @@ func (b *batch) run(r *http.Request, step func(i int, d []delta) error, idle fun
 		return step(i, d)
 	}, idle)
 	if err != nil {
-		b.abandon(r)
+		x.abandon(r)
 	}
 	return err
 }
 
-// abandon ends what still runs and waits for it, which takes a step of the engine at most: when a
-// handler returns, its slots are free and its model may go.
-func (b *batch) abandon(r *http.Request) {
-	b.cancel()
-	for i, g := range b.gens {
-		if b.replies[i].result != nil {
+// abandon cancels what still runs and waits for it, which takes a step of the engine at most: when a
+// handler returns, its slots are free and its model may be unloaded.
+func (x *exchange) abandon(r *http.Request) {
+	for _, rep := range x.replies {
+		rep.gen.Cancel()
+	}
+	for _, rep := range x.replies {
+		if rep.result != nil {
 			continue
 		}
-		<-g.Done()
-		if ev, err := g.Next(context.WithoutCancel(r.Context())); err == nil && ev.Result != nil {
-			b.replies[i].result = ev.Result
-			b.ended(r, i, ev.Result)
+		<-rep.gen.Done()
+		if ev, err := rep.gen.Next(context.WithoutCancel(r.Context())); err == nil && ev.Result != nil {
+			rep.result = ev.Result
+			x.count(r, rep, ev.Result)
 		}
 	}
 }
 
-// ended books a generation that ended.
-func (b *batch) ended(r *http.Request, i int, res *engine.Result) {
-	b.s.metrics.generation(b.v.name, res)
-	logOf(r).generation(b.v.name, res)
-	b.s.traceGeneration(r.Context(), b.v.name, b.rounds[i], res)
+// count puts a reply that ended into the metrics, the log and the trace.
+func (x *exchange) count(r *http.Request, rep *reply, res *engine.Result) {
+	x.metrics.generation(x.name, res)
+	logOf(r).generation(x.name, res)
+	x.tracer.generation(r.Context(), x.name, rep.rounds, res)
 }
 
 // read calls fn with every event of all generations.
-func (b *batch) read(ctx context.Context, fn func(i int, ev engine.Event) error, idle func() error) error {
+func (x *exchange) read(ctx context.Context, fn func(i int, ev engine.Event) error, idle func() error) error {
 	type item struct {
 		i   int
 		ev  engine.Event
@@ -149,10 +201,10 @@ func (b *batch) read(ctx context.Context, fn func(i int, ev engine.Event) error,
 	var readers sync.WaitGroup
 	defer readers.Wait()
 	defer cancel()
-	for i, g := range b.gens {
+	for i, rep := range x.replies {
 		readers.Go(func() {
 			for {
-				ev, err := g.Next(ctx)
+				ev, err := rep.gen.Next(ctx)
 				select {
 				case items <- item{i, ev, err}:
 				case <-ctx.Done():
@@ -164,9 +216,9 @@ func (b *batch) read(ctx context.Context, fn func(i int, ev engine.Event) error,
 			}
 		})
 	}
-	tick := time.NewTicker(b.s.cfg.Ping)
+	tick := time.NewTicker(x.cfg.Ping)
 	defer tick.Stop()
-	for left := len(b.gens); left > 0; {
+	for left := len(x.replies); left > 0; {
 		select {
 		case it := <-items:
 			if it.err != nil {
@@ -178,7 +230,7 @@ func (b *batch) read(ctx context.Context, fn func(i int, ev engine.Event) error,
 			if it.ev.Result != nil {
 				left--
 			}
-			tick.Reset(b.s.cfg.Ping)
+			tick.Reset(x.cfg.Ping)
 		case <-tick.C:
 			if idle != nil {
 				if err := idle(); err != nil {

@@ -158,3 +158,31 @@ func (t *texts) UnmarshalJSON(data []byte) error {
 
 // index is the way errors name an element of a list.
 func index(i int) string { return "[" + strconv.Itoa(i) + "]" }
+
+// decodeBlocks reads a string, which textBlock turns into one block, or a list of blocks.
+func decodeBlocks[T any](raw json.RawMessage, at string, textBlock func(*string) T) ([]T, error) {
+	switch kindOf(raw) {
+	case "null":
+		return nil, nil
+	case "string":
+		var text string
+		err := decodeJSON(raw, at, &text)
+		return []T{textBlock(&text)}, err
+	case "array":
+		var list []json.RawMessage
+		if err := decodeJSON(raw, at, &list); err != nil {
+			return nil, err
+		}
+		out := make([]T, len(list))
+		for i, x := range list {
+			if kindOf(x) != "object" {
+				return nil, invalid(at+index(i), "must be an object")
+			}
+			if err := decodeJSON(x, at+index(i), &out[i]); err != nil {
+				return nil, err
+			}
+		}
+		return out, nil
+	}
+	return nil, invalid(at, "must be a string or a list of blocks")
+}

@@ -11,7 +11,7 @@ import (
 )
 
 // changeProps is POST /props: other defaults for what requests leave out, until the server ends.
-func (s *Server) changeProps(w http.ResponseWriter, r *http.Request, q *propsRequest) (any, error) {
+func (s *llamaCPP) changeProps(w http.ResponseWriter, r *http.Request, q *propsRequest) (any, error) {
 	if !s.cfg.ChangeProps {
 		return nil, &apiError{Status: http.StatusNotImplemented, Type: "not_supported_error",
 			Message: "this server's properties cannot be changed; strobe serve --props allows it"}
@@ -51,7 +51,7 @@ type propsRequest struct {
 }
 
 // slotAction saves, restores or erases what a slot remembers.
-func (s *Server) slotAction(w http.ResponseWriter, r *http.Request, q *slotRequest) (any, error) {
+func (s *llamaCPP) slotAction(w http.ResponseWriter, r *http.Request, q *slotRequest) (any, error) {
 	id, err := strconv.Atoi(r.PathValue("id"))
 	if err != nil {
 		return nil, invalid("id_slot", "must be a number")
@@ -108,7 +108,7 @@ type modelRequest struct {
 }
 
 // loadModel loads a model before anybody asks it something.
-func (s *Server) loadModel(w http.ResponseWriter, r *http.Request, q *modelRequest) (any, error) {
+func (s *llamaCPP) loadModel(w http.ResponseWriter, r *http.Request, q *modelRequest) (any, error) {
 	l, err := s.acquire(r.Context(), q.Model)
 	if err != nil {
 		return nil, err
@@ -118,7 +118,7 @@ func (s *Server) loadModel(w http.ResponseWriter, r *http.Request, q *modelReque
 }
 
 // unloadModel takes one out of memory.
-func (s *Server) unloadModel(w http.ResponseWriter, r *http.Request, q *modelRequest) (any, error) {
+func (s *llamaCPP) unloadModel(w http.ResponseWriter, r *http.Request, q *modelRequest) (any, error) {
 	if err := s.models().Unload(r.Context(), q.Model); err != nil {
 		return nil, err
 	}
@@ -126,7 +126,7 @@ func (s *Server) unloadModel(w http.ResponseWriter, r *http.Request, q *modelReq
 }
 
 // rerank needs a head that no model here has: scores of something else would look right and mean nothing.
-func (s *Server) rerank(w http.ResponseWriter, r *http.Request, q *modelRequest) (any, error) {
+func (s *llamaCPP) rerank(w http.ResponseWriter, r *http.Request, q *modelRequest) (any, error) {
 	l, err := s.acquire(r.Context(), q.Model)
 	if err != nil {
 		return nil, err

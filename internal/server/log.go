@@ -6,7 +6,9 @@ import (
 	"encoding/hex"
 	"log/slog"
 	"math"
+	"net"
 	"net/http"
+	"strings"
 	"time"
 
 	"strobe/internal/engine"
@@ -85,4 +87,20 @@ func requestID(r *http.Request) string {
 		return id
 	}
 	return newID("req_")
+}
+
+// open are the paths that need neither a model nor a key.
+func open(r *http.Request) bool {
+	p := r.URL.Path
+	return p == "/" || strings.HasPrefix(p, "/ui/")
+}
+
+func isHealth(r *http.Request) bool { return r.URL.Path == "/health" || r.URL.Path == "/v1/health" }
+
+func clientIP(r *http.Request) string {
+	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil {
+		return r.RemoteAddr
+	}
+	return host
 }

@@ -8,13 +8,12 @@ import (
 	"strobe/internal/tokenizer"
 )
 
-// logProbs sets how many log probabilities a request wants: n alternatives of every token, and the
-// token's own.
-func logProbs(req *engine.Request, name string, n int) error {
+// wantLogProbs makes an answer have log probabilities: of each token, and of n alternatives to it.
+func (c *conversation) wantLogProbs(name string, n int) error {
 	if n < 0 || n > maxLogProbs {
 		return invalid(name, "%d is not between 0 and %d", n, maxLogProbs)
 	}
-	req.LogProbs, req.WantLogProb = n, true
+	c.logProbs = &n
 	return nil
 }
 

@@ -127,7 +127,7 @@ func (s *Server) observe(next http.Handler) http.Handler {
 		rec := &record{}
 		r = r.WithContext(context.WithValue(r.Context(), recordKey{}, rec))
 		id := requestID(r)
-		r, traced := s.traced(r)
+		r, traced := s.tracer.request(r)
 		h := w.Header()
 		h.Set("X-Request-Id", id)
 		if speaksAnthropic(r) {
@@ -272,14 +272,6 @@ func isLocal(origin string) bool {
 	return false
 }
 
-// open are the paths that need neither a model nor a key.
-func open(r *http.Request) bool {
-	p := r.URL.Path
-	return p == "/" || strings.HasPrefix(p, "/ui/")
-}
-
-func isHealth(r *http.Request) bool { return r.URL.Path == "/health" || r.URL.Path == "/v1/health" }
-
 func (s *Server) checkReady(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if s.models() == nil && !open(r) {
@@ -346,12 +338,4 @@ func (b *heldBody) Read(p []byte) (int, error) {
 		return n, errHeld
 	}
 	return n, err
-}
-
-func clientIP(r *http.Request) string {
-	host, _, err := net.SplitHostPort(r.RemoteAddr)
-	if err != nil {
-		return r.RemoteAddr
-	}
-	return host
 }

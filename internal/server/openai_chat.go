@@ -28,26 +28,45 @@ type chatRequest struct {
 	LogProbs          bool              `json:"logprobs"`
 	TopLogProbs       *int              `json:"top_logprobs"`
 	AddTurn           *bool             `json:"add_generation_prompt"`
-	GoOn              *bool             `json:"continue_final_message"`
+	ContinueLast      *bool             `json:"continue_final_message"`
 	thinkingFields
 	formatFields
 	refusedFields
 }
 
-type streamOptions struct {
-	IncludeUsage bool `json:"include_usage"`
+// openAI answers OpenAI's endpoints. Paths without /v1 are llama.cpp's.
+type openAI struct {
+	*core
+	memory *memory // of responses
 }
 
-// none is the usage of chunks before the last: null where it will come, else nothing.
-func (o *streamOptions) none() any {
-	if o == nil || !o.IncludeUsage {
-		return nil
+func newOpenAI(s *core) *openAI {
+	return &openAI{s, newMemory(s.cfg.MaxStored, s.cfg.StoredAge)}
+}
+
+func (s *openAI) endpoints() map[string]endpoint {
+	return map[string]endpoint{
+		"POST /v1/chat/completions":          post(s.core, s.chat),
+		"POST /chat/completions":             post(s.core, s.chat),
+		"POST /apply-template":               post(s.core, s.applyTemplate),
+		"POST /v1/completions":               post(s.core, s.completions),
+		"POST /completions":                  post(s.core, s.completions),
+		"POST /v1/responses":                 post(s.core, s.responses),
+		"POST /responses":                    post(s.core, s.responses),
+		"POST /v1/responses/input_tokens":    post(s.core, s.inputTokens),
+		"GET /v1/responses/{id}":             s.getResponse,
+		"GET /v1/responses/{id}/input_items": s.responseInput,
+		"DELETE /v1/responses/{id}":          s.deleteResponse,
+		"POST /v1/embeddings":                post(s.core, s.embeddings),
+		"POST /embeddings":                   post(s.core, s.embeddings),
+		"GET /v1/models":                     s.listModels,
+		"GET /models":                        s.listModels,
+		"GET /v1/models/{id...}":             s.getModel,
 	}
-	return json.RawMessage("null")
 }
 
 func (q *chatRequest) conversation() (*conversation, error) {
-	c := &conversation{}
+	c := newConversation(q.Model, &q.samplingFields, q.Stream)
 	err := q.refusedFields.check()
 	if err != nil {
 		return nil, err
@@ -55,12 +74,12 @@ func (q *chatRequest) conversation() (*conversation, error) {
 	if c.messages, err = decodeMessages(q.Messages); err != nil {
 		return nil, err
 	}
-	c.goOn, c.noTurn = q.GoOn, q.AddTurn != nil && !*q.AddTurn
-	if q.GoOn != nil && *q.GoOn && c.messages[len(c.messages)-1].Role != "assistant" {
+	c.continueLast, c.noTurn = q.ContinueLast, q.AddTurn != nil && !*q.AddTurn
+	if q.ContinueLast != nil && *q.ContinueLast && c.messages[len(c.messages)-1].Role != "assistant" {
 		return nil, invalid("continue_final_message", "the last message is not the assistant's")
 	}
-	if q.oldTools() {
-		if err := q.newTools(); err != nil {
+	if q.hasFunctions() {
+		if err := q.functionsToTools(); err != nil {
 			return nil, err
 		}
 	}
@@ -71,7 +90,7 @@ func (q *chatRequest) conversation() (*conversation, error) {
 		return nil, err
 	}
 	c.tools = c.choice.offered(c.tools)
-	c.oneCall = q.oldTools() || q.ParallelToolCalls != nil && !*q.ParallelToolCalls
+	c.oneCall = q.hasFunctions() || q.ParallelToolCalls != nil && !*q.ParallelToolCalls
 	if c.format, err = q.formatFields.format(); err != nil {
 		return nil, err
 	}
@@ -214,75 +233,60 @@ type chatDelta struct {
 	Function  *functionJSON  `json:"function_call,omitempty"`
 }
 
-func (s *Server) chatCompletions(w http.ResponseWriter, r *http.Request, q *chatRequest) (any, error) {
+func (s *openAI) chat(w http.ResponseWriter, r *http.Request, q *chatRequest) (any, error) {
 	c, err := q.conversation()
 	if err != nil {
 		return nil, err
 	}
-	n := 1
 	if q.N != nil {
-		n = *q.N
+		c.choices = *q.N
 	}
-	if n < 1 || n > maxChoices {
-		return nil, invalid("n", "%d is not between 1 and %d", n, maxChoices)
-	}
-	l, err := s.partner(r, q.Model)
-	if err != nil {
-		return nil, err
-	}
-	defer l.release()
-	req := s.request(l.view)
-	c.sampling = &q.samplingFields
-	if err := c.sampling.apply(&req, l.tok); err != nil {
-		return nil, err
+	if c.choices < 1 || c.choices > maxChoices {
+		return nil, invalid("n", "%d is not between 1 and %d", c.choices, maxChoices)
 	}
 	if q.LogProbs {
 		top := 0
 		if q.TopLogProbs != nil {
 			top = *q.TopLogProbs
 		}
-		if err := logProbs(&req, "top_logprobs", top); err != nil {
+		if err := c.wantLogProbs("top_logprobs", top); err != nil {
 			return nil, err
 		}
 	}
-	c.done = r.Context().Done()
-	reqs, replies, err := l.answers(c, req, n, q.Stream)
+	x, err := s.begin(w, r, c)
 	if err != nil {
 		return nil, err
 	}
-	a := &chatAnswer{q: q, v: l.view, replies: replies, base: chatResponse{
-		ID: newID("chatcmpl-"), Object: "chat.completion", Created: time.Now().Unix(), Model: l.name,
-		SystemFingerprint: s.fingerprint(),
-	}}
-	for _, rep := range replies {
-		rep.keepTokens = q.LogProbs
-	}
+	defer x.release()
 	if len(c.tools) > 0 {
 		logOf(r).add(slog.Int("tools", len(c.tools)))
 	}
-	return s.answer(w, r, l.view, reqs, replies, q.Stream, a)
+	a := &chatAnswer{exchange: x, q: q, begun: make([]bool, len(x.replies)), base: chatResponse{
+		ID: newID("chatcmpl-"), Object: "chat.completion", Created: time.Now().Unix(), Model: x.name,
+		SystemFingerprint: s.fingerprint(),
+	}}
+	if q.Stream {
+		a.base.Object, a.base.Usage = "chat.completion.chunk", q.StreamOptions.none()
+	}
+	return x.answer(w, r, a)
+}
+
+// chatAnswer is the answer to a chat request.
+type chatAnswer struct {
+	*exchange
+	q     *chatRequest
+	base  chatResponse
+	begun []bool // the replies of a stream
 }
 
 // finish is why a reply ended, in the words of the request.
 func (a *chatAnswer) finish(rep *reply) string {
 	why := rep.finish()
-	if why == "tool_calls" && a.q.oldTools() {
+	if why == "tool_calls" && a.q.hasFunctions() {
 		return "function_call"
 	}
 	return why
 }
-
-// chatAnswer is the answer to a chat request.
-type chatAnswer struct {
-	q       *chatRequest
-	v       *view
-	b       *batch // of a stream
-	base    chatResponse
-	replies []*reply
-}
-
-// whole is the answer in one piece.
-func (a *chatAnswer) step(int, []delta) error { return nil }
 
 func (a *chatAnswer) whole() (any, error) {
 	out := a.base
@@ -293,7 +297,7 @@ func (a *chatAnswer) whole() (any, error) {
 			m.Content = nil
 		}
 		for _, c := range rep.calls {
-			if a.q.oldTools() {
+			if a.q.hasFunctions() {
 				m.Function = &functionJSON{c.name, c.args.String()}
 				continue
 			}
@@ -303,7 +307,7 @@ func (a *chatAnswer) whole() (any, error) {
 		finish := a.finish(rep)
 		ch := chatChoice{Index: i, Message: m, FinishReason: &finish}
 		if a.q.LogProbs {
-			ch.LogProbs = newLogProbs(a.v.tok, rep.tokens)
+			ch.LogProbs = newLogProbs(rep.tok, rep.tokens)
 		}
 		out.Choices = append(out.Choices, ch)
 	}
@@ -312,52 +316,49 @@ func (a *chatAnswer) whole() (any, error) {
 	return &out, nil
 }
 
-// stream sends the answer as it comes.
-func (a *chatAnswer) stream(w http.ResponseWriter, r *http.Request, b *batch) {
-	a.b, a.base.Object, a.base.Usage = b, "chat.completion.chunk", a.q.StreamOptions.none()
-	st := newStream(w)
-	begun := make([]bool, len(a.replies))
-	err := b.run(r, func(i int, ds []delta) error {
-		rep := a.replies[i]
-		if !begun[i] {
-			begun[i] = true
-			if err := a.chunk(st, i, &chatDelta{Role: "assistant", Content: new(string)}, nil, nil); err != nil {
-				return err
-			}
-		}
-		if rep.prompt != nil {
-			out := a.base
-			out.Choices, out.Progress, rep.prompt = []chatChoice{{Index: i, Delta: &chatDelta{}}}, rep.prompt, nil
-			if err := st.send("", &out); err != nil {
-				return err
-			}
-		}
-		if err := a.deltas(st, i, ds); err != nil {
+func (a *chatAnswer) chunk(i int, ds []delta) error {
+	rep := a.replies[i]
+	if !a.begun[i] {
+		a.begun[i] = true
+		if err := a.send(i, &chatDelta{Role: "assistant", Content: new(string)}, nil, nil); err != nil {
 			return err
 		}
-		if rep.result != nil {
-			finish := a.finish(rep)
-			if err := a.chunk(st, i, &chatDelta{}, &finish, nil); err != nil {
-				return err
-			}
+	}
+	if rep.reading != nil {
+		out := a.base
+		out.Choices, out.Progress, rep.reading = []chatChoice{{Index: i, Delta: &chatDelta{}}}, rep.reading, nil
+		if err := a.st.send("", &out); err != nil {
+			return err
 		}
-		return st.flush()
-	}, st.ping)
-	if err == nil && a.base.Usage != nil {
+	}
+	if err := a.deltas(i, ds); err != nil {
+		return err
+	}
+	if rep.result == nil {
+		return nil
+	}
+	finish := a.finish(rep)
+	if err := a.send(i, &chatDelta{}, &finish, nil); err != nil || !a.ended() {
+		return err
+	}
+	if a.base.Usage != nil {
 		last := a.base
 		last.Choices = []chatChoice{}
 		last.Usage = usage(a.replies, len(a.replies))
 		last.Timings = timings(a.replies[0].result)
-		err = st.send("", &last)
+		if err := a.st.send("", &last); err != nil {
+			return err
+		}
 	}
-	st.end(r, err)
+	a.st.end()
+	return nil
 }
 
 // deltas sends what one event of the engine brought, text of the same kind in one chunk.
-func (a *chatAnswer) deltas(st *stream, i int, ds []delta) error {
+func (a *chatAnswer) deltas(i int, ds []delta) error {
 	for _, d := range merge(ds) {
 		var cd chatDelta
-		var parts []delta // by token, for those who want to see
+		var parts []delta // by token
 		switch d.kind {
 		case parse.Content:
 			cd.Content = &d.text
@@ -371,7 +372,7 @@ func (a *chatAnswer) deltas(st *stream, i int, ds []delta) error {
 		default:
 			continue
 		}
-		if len(cd.ToolCalls) > 0 && a.q.oldTools() {
+		if len(cd.ToolCalls) > 0 && a.q.hasFunctions() {
 			cd.Function, cd.ToolCalls = &cd.ToolCalls[0].Function, nil
 		}
 		if d.kind == parse.Content || d.kind == parse.Reasoning {
@@ -382,20 +383,20 @@ func (a *chatAnswer) deltas(st *stream, i int, ds []delta) error {
 				}
 			}
 		}
-		if err := a.chunk(st, i, &cd, nil, parts); err != nil {
+		if err := a.send(i, &cd, nil, parts); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// chunk sends one chunk. The last one of a single choice has the timings.
-func (a *chatAnswer) chunk(st *stream, i int, d *chatDelta, finish *string, ds []delta) error {
+// send sends one chunk. The last one of a single choice has the timings.
+func (a *chatAnswer) send(i int, d *chatDelta, finish *string, ds []delta) error {
 	rep := a.replies[i]
 	out := a.base
 	ch := chatChoice{Index: i, Delta: d, FinishReason: finish}
 	if a.q.LogProbs && len(rep.tokens) > 0 && (d.Role == "" || finish != nil) {
-		ch.LogProbs = newLogProbs(a.v.tok, rep.tokens)
+		ch.LogProbs = newLogProbs(rep.tok, rep.tokens)
 		rep.tokens = rep.tokens[:0]
 	}
 	out.Choices = []chatChoice{ch}
@@ -403,12 +404,12 @@ func (a *chatAnswer) chunk(st *stream, i int, d *chatDelta, finish *string, ds [
 	case finish != nil && len(a.replies) == 1:
 		out.Timings = timings(rep.result)
 	case a.q.TimingsPerToken && d.Role == "" && finish == nil:
-		out.Timings = rep.progress(a.b.gens[i].State(), a.v.engine)
+		out.Timings = rep.timingsSoFar()
 	}
 	if a.q.Strobe != nil && a.q.Strobe.Spans && d.Role == "" {
 		out.Strobe = rep.spans(ds)
 	}
-	return st.send("", &out)
+	return a.st.send("", &out)
 }
 
 // decodeMessages reads OpenAI's messages and names the one that is wrong.
@@ -425,7 +426,7 @@ func decodeMessages(raw []json.RawMessage) ([]chat.Message, error) {
 		if err := decodeJSON(m, at, &msgs[i]); err != nil {
 			return nil, err
 		}
-		if err := newCalls(&msgs[i], at); err != nil {
+		if err := functionCallToToolCall(&msgs[i], at); err != nil {
 			return nil, err
 		}
 		if msgs[i].Content == nil {
@@ -441,13 +442,13 @@ func decodeMessages(raw []json.RawMessage) ([]chat.Message, error) {
 	return msgs, nil
 }
 
-// applyTemplate shows the prompt of a chat request without running it.
-func (s *Server) applyTemplate(w http.ResponseWriter, r *http.Request, q *chatRequest) (any, error) {
+// applyTemplate is llama.cpp's POST /apply-template: it shows the prompt of a chat request without running it.
+func (s *openAI) applyTemplate(w http.ResponseWriter, r *http.Request, q *chatRequest) (any, error) {
 	c, err := q.conversation()
 	if err != nil {
 		return nil, err
 	}
-	p, err := s.prompt(r, q.Model, c)
+	p, err := s.prompt(r, c)
 	if err != nil {
 		return nil, err
 	}

@@ -1,7 +1,11 @@
 package server
 
 import (
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/json"
 	"log/slog"
+	"math"
 	"net/http"
 	"path/filepath"
 	"time"
@@ -51,7 +55,7 @@ func (j modelJSON) named() modelJSON {
 }
 
 // upstreamEntry describes a model that lives elsewhere. Where is nobody's business.
-func (s *Server) upstreamEntry(u *upstream.State) modelJSON {
+func (s *openAI) upstreamEntry(u *upstream.State) modelJSON {
 	j := modelJSON{ID: u.Name, OwnedBy: "upstream", Created: s.started.Unix(),
 		State: string(engine.StateLoaded)}
 	if !u.Ready() {
@@ -68,7 +72,7 @@ func (s *Server) upstreamEntry(u *upstream.State) modelJSON {
 	return j.named()
 }
 
-func (s *Server) modelEntry(m *engine.ModelInfo, e *engine.Engine) modelJSON {
+func (s *openAI) modelEntry(m *engine.ModelInfo, e *engine.Engine) modelJSON {
 	j := modelJSON{
 		ID: m.Name, OwnedBy: "strobe", Created: s.started.Unix(), MaxModelLen: m.Context,
 		ContextLength: m.Context,
@@ -96,7 +100,7 @@ func (s *Server) modelEntry(m *engine.ModelInfo, e *engine.Engine) modelJSON {
 	return j.named()
 }
 
-func (s *Server) listModels(w http.ResponseWriter, r *http.Request) (any, error) {
+func (s *openAI) listModels(w http.ResponseWriter, r *http.Request) (any, error) {
 	engines := s.models().Resident()
 	data := []modelJSON{}
 	for _, m := range s.models().List() {
@@ -132,7 +136,7 @@ func codexModels(data []modelJSON) []map[string]any {
 	return out
 }
 
-func (s *Server) getModel(w http.ResponseWriter, r *http.Request) (any, error) {
+func (s *openAI) getModel(w http.ResponseWriter, r *http.Request) (any, error) {
 	id := r.PathValue("id")
 	for _, m := range s.models().List() {
 		if m.Name == id {
@@ -147,7 +151,21 @@ func (s *Server) getModel(w http.ResponseWriter, r *http.Request) (any, error) {
 	return nil, &engine.UnknownModelError{Name: id}
 }
 
-func (s *Server) embeddings(w http.ResponseWriter, r *http.Request, q *embeddingRequest) (any, error) {
+// embeddingRequest is the body of POST /v1/embeddings.
+type embeddingRequest struct {
+	Model          string          `json:"model"`
+	Input          json.RawMessage `json:"input"`
+	EncodingFormat string          `json:"encoding_format"`
+	Dimensions     *int            `json:"dimensions"`
+}
+
+type embeddingJSON struct {
+	Object    string `json:"object"`
+	Index     int    `json:"index"`
+	Embedding any    `json:"embedding"`
+}
+
+func (s *openAI) embeddings(w http.ResponseWriter, r *http.Request, q *embeddingRequest) (any, error) {
 	if q.EncodingFormat != "" && q.EncodingFormat != "float" && q.EncodingFormat != "base64" {
 		return nil, invalid("encoding_format", "%q is neither float nor base64", q.EncodingFormat)
 	}
@@ -156,9 +174,20 @@ func (s *Server) embeddings(w http.ResponseWriter, r *http.Request, q *embedding
 		return nil, err
 	}
 	defer l.release()
-	data, tokens, err := l.embed(r, q)
+	vectors, tokens, err := l.embed(r.Context(), q.Input, q.Dimensions)
 	if err != nil {
 		return nil, err
+	}
+	data := make([]embeddingJSON, len(vectors))
+	for i, x := range vectors {
+		data[i] = embeddingJSON{Object: "embedding", Index: i, Embedding: x}
+		if q.EncodingFormat == "base64" {
+			b := make([]byte, 0, 4*len(x))
+			for _, f := range x {
+				b = binary.LittleEndian.AppendUint32(b, math.Float32bits(f))
+			}
+			data[i].Embedding = base64.StdEncoding.EncodeToString(b)
+		}
 	}
 	logOf(r).add(slog.String("model", l.name), slog.Int("prompt", tokens))
 	return map[string]any{

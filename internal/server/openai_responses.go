@@ -83,30 +83,18 @@ type outputPart struct {
 	LogProbs    *[]any `json:"logprobs,omitempty"`
 }
 
-func (s *Server) responses(w http.ResponseWriter, r *http.Request, q *responsesRequest) (any, error) {
+func (s *openAI) responses(w http.ResponseWriter, r *http.Request, q *responsesRequest) (any, error) {
 	c, err := s.responsesConversation(r, q)
 	if err != nil {
 		return nil, err
 	}
-	l, err := s.partner(r, q.Model)
+	x, err := s.begin(w, r, c)
 	if err != nil {
 		return nil, err
 	}
-	defer l.release()
-	req := s.request(l.view)
-	c.sampling = &samplingFields{
-		Temperature: q.Temperature, TopP: q.TopP, TopK: q.TopK, MinP: q.MinP, TypicalP: q.TypicalP,
-		MaxTokens: q.MaxOutputTokens, Strobe: q.Strobe,
-	}
-	if err := c.sampling.apply(&req, l.tok); err != nil {
-		return nil, err
-	}
-	c.done = r.Context().Done()
-	reqs, replies, err := l.answers(c, req, 1, q.Stream)
-	if err != nil {
-		return nil, err
-	}
-	a := &responseAnswer{rep: replies[0], base: q.response(l.name, &req), q: q}
+	defer x.release()
+	a := &responseAnswer{exchange: x, rep: x.replies[0], base: q.response(x.name, &x.req), q: q}
+	a.rep.keepDeltas = !q.Stream
 	a.seal = slices.Contains(q.Include, "reasoning.encrypted_content")
 	if a.summary = q.Reasoning != nil && q.Reasoning.Summary != "" && q.Reasoning.Summary != "none"; a.summary {
 		a.base.Reasoning["summary"] = q.Reasoning.Summary
@@ -115,25 +103,48 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request, q *responsesR
 		a.memory, a.owner = s.memory, ownerOf(r.Context())
 		a.base.Store = s.memory.limit > 0
 	}
-	return s.answer(w, r, l.view, reqs, replies, q.Stream, a)
+	x.st.idle = func() error {
+		if err := a.start(); err != nil {
+			return err
+		}
+		return a.st.ping()
+	}
+	x.st.failed = func(e *apiError) (string, any) {
+		a.base.Status, a.base.Error = "failed", &responseError{"server_error", e.Message}
+		return "response.failed", map[string]any{"type": "response.failed", "sequence_number": a.seq, "response": &a.base}
+	}
+	return x.answer(w, r, a)
 }
 
 // inputTokens counts the tokens of a request without running it.
-func (s *Server) inputTokens(w http.ResponseWriter, r *http.Request, q *responsesRequest) (any, error) {
+func (s *openAI) inputTokens(w http.ResponseWriter, r *http.Request, q *responsesRequest) (any, error) {
 	c, err := s.responsesConversation(r, q)
 	if err != nil {
 		return nil, err
 	}
-	p, err := s.prompt(r, q.Model, c)
+	p, err := s.prompt(r, c)
 	if err != nil {
 		return nil, err
 	}
 	return map[string]any{"object": "response.input_tokens", "input_tokens": len(p.Tokens)}, nil
 }
 
-func (a *responseAnswer) step(_ int, ds []delta) error { return a.deltas(ds) }
+func (a *responseAnswer) whole() (any, error) {
+	if err := a.add(a.rep.deltas); err != nil {
+		return nil, err
+	}
+	return &a.base, a.finish()
+}
 
-func (a *responseAnswer) whole() (any, error) { return &a.base, a.finish() }
+func (a *responseAnswer) chunk(_ int, ds []delta) error {
+	if err := a.start(); err != nil {
+		return err
+	}
+	if err := a.add(ds); err != nil || a.rep.result == nil {
+		return err
+	}
+	return a.finish()
+}
 
 // response is the object as it is before anything was generated.
 func (q *responsesRequest) response(model string, req *engine.Request) responseJSON {
@@ -168,14 +179,14 @@ func (q *responsesRequest) response(model string, req *engine.Request) responseJ
 // responseAnswer builds the output item by item. One is open at a time; each change is also an event
 // when the answer is streamed.
 type responseAnswer struct {
+	*exchange
 	q       *responsesRequest
 	base    responseJSON
 	rep     *reply
-	memory  *memory // keeps the response at its end; nil if nobody shall
-	owner   string  // of what it keeps
+	memory  *memory // stores the response at its end; nil does not
+	owner   string  // of the stored response
 	summary bool    // reasoning is shown where summaries are
 	seal    bool    // and in encrypted_content
-	st      *stream // nil for a whole answer
 	seq     int
 	open    bool
 	kind    parse.Kind
@@ -208,7 +219,7 @@ func (a *responseAnswer) part(text string) outputPart {
 
 // event sends an event with its type and number.
 func (a *responseAnswer) event(name string, fields map[string]any) error {
-	if a.st == nil {
+	if !a.stream {
 		return nil
 	}
 	fields["type"], fields["sequence_number"] = name, a.seq
@@ -259,7 +270,8 @@ func (a *responseAnswer) begin(kind parse.Kind, it outputItem) error {
 	return a.event(a.shown().partEvent+".added", a.place(map[string]any{"part": a.part("")}))
 }
 
-func (a *responseAnswer) add(text string) error {
+// addText adds text to the open item.
+func (a *responseAnswer) addText(text string) error {
 	a.text.WriteString(text)
 	m := a.place(map[string]any{"delta": text})
 	if a.kind == parse.Content {
@@ -305,7 +317,8 @@ func (a *responseAnswer) end(status string) error {
 	return a.event("response.output_item.done", map[string]any{"output_index": len(a.base.Output) - 1, "item": it})
 }
 
-func (a *responseAnswer) deltas(ds []delta) error {
+// add adds what the model generated to the output.
+func (a *responseAnswer) add(ds []delta) error {
 	for _, d := range merge(ds) {
 		var err error
 		switch d.kind {
@@ -322,7 +335,7 @@ func (a *responseAnswer) deltas(ds []delta) error {
 					return err
 				}
 			}
-			err = a.add(d.text)
+			err = a.addText(d.text)
 		case parse.ToolBegin:
 			c := a.rep.calls[d.call]
 			it := outputItem{Type: "function_call", ID: newID("fc_"), CallID: c.id, Name: c.name, Arguments: new(string)}
@@ -331,7 +344,7 @@ func (a *responseAnswer) deltas(ds []delta) error {
 			}
 			err = a.begin(d.kind, it)
 		case parse.ToolArguments:
-			err = a.add(d.text)
+			err = a.addText(d.text)
 		case parse.ToolEnd:
 			err = a.end("completed")
 		}
@@ -357,42 +370,12 @@ func (a *responseAnswer) finish() error {
 	u.InputDetails.add(res)
 	u.OutputDetails.ReasoningTokens = a.rep.thinkTokens
 	a.base.Usage, a.base.Timings, a.base.Status = u, timings(res), status
-	if a.memory != nil { // before the client hears of the end and goes on from it
-		kept, err := a.memory.put(a.owner, &a.base, a.q.items)
+	if a.memory != nil { // before the client can refer to it
+		stored, err := a.memory.put(a.owner, &a.base, a.q.items)
 		if err != nil {
 			return err
 		}
-		a.base.Store = kept
+		a.base.Store = stored
 	}
 	return a.event("response."+status, map[string]any{"response": &a.base})
-}
-
-func (a *responseAnswer) stream(w http.ResponseWriter, r *http.Request, b *batch) {
-	a.st = newStream(w)
-	a.st.failed = func(e *apiError) (string, any) {
-		a.base.Status, a.base.Error = "failed", &responseError{"server_error", e.Message}
-		return "response.failed", map[string]any{"type": "response.failed", "sequence_number": a.seq, "response": &a.base}
-	}
-	err := b.run(r, func(_ int, ds []delta) error {
-		if err := a.start(); err != nil {
-			return err
-		}
-		if err := a.deltas(ds); err != nil {
-			return err
-		}
-		if a.rep.result != nil {
-			if err := a.finish(); err != nil {
-				return err
-			}
-		}
-		return a.st.flush()
-	}, func() error {
-		if err := a.start(); err != nil {
-			return err
-		}
-		return a.st.ping()
-	})
-	if err != nil {
-		a.st.fail(r, err)
-	}
 }

@@ -91,11 +91,14 @@ func (q *responsesRequest) refuse() error {
 	return q.refusedFields.check()
 }
 
-func (s *Server) responsesConversation(r *http.Request, q *responsesRequest) (*conversation, error) {
+func (s *openAI) responsesConversation(r *http.Request, q *responsesRequest) (*conversation, error) {
 	if err := q.refuse(); err != nil {
 		return nil, err
 	}
-	c := &conversation{budget: -1}
+	c := newConversation(q.Model, &samplingFields{
+		Temperature: q.Temperature, TopP: q.TopP, TopK: q.TopK, MinP: q.MinP, TypicalP: q.TypicalP,
+		MaxTokens: q.MaxOutputTokens, Strobe: q.Strobe,
+	}, q.Stream)
 	if q.Instructions != nil && *q.Instructions != "" {
 		c.messages = append(c.messages, chat.Message{Role: "system", Content: *q.Instructions})
 	}
@@ -334,9 +337,15 @@ func (it *inputItem) reasoning(at string) (string, error) {
 	return itemText(it.Summary, at+".summary", false)
 }
 
+// contentPart is an element of a list of contents.
+type contentPart struct {
+	Type string  `json:"type"`
+	Text *string `json:"text"`
+}
+
 // itemText is the text of a string or of a list of parts. In the result of a tool, what is not text is mentioned.
 func itemText(raw json.RawMessage, at string, result bool) (string, error) {
-	list, err := blocks(raw, at)
+	list, err := decodeBlocks(raw, at, func(text *string) contentPart { return contentPart{"text", text} })
 	if err != nil {
 		return "", err
 	}

@@ -20,7 +20,7 @@ var passed = map[string]bool{
 
 // elsewhere answers a request whose model lives on another server. here answers it with the code for models of this
 // one, for protocols that the upstream lacks.
-func (s *Server) elsewhere(w http.ResponseWriter, r *http.Request, model string, body []byte,
+func (s *core) elsewhere(w http.ResponseWriter, r *http.Request, model string, body []byte,
 	here func() (any, error)) (any, error) {
 	path := r.URL.Path
 	if !strings.HasPrefix(path, "/v1/") {
@@ -50,7 +50,7 @@ func (s *Server) elsewhere(w http.ResponseWriter, r *http.Request, model string,
 }
 
 // upstreamOf is the model a request names if it lives on another server, else "".
-func (s *Server) upstreamOf(body []byte) string {
+func (s *core) upstreamOf(body []byte) string {
 	if s.cfg.Upstreams == nil {
 		return ""
 	}
@@ -65,7 +65,7 @@ func (s *Server) upstreamOf(body []byte) string {
 
 // copyAnswer sends what comes from an upstream as soon as it comes. When it breaks off, a stream ends with an event
 // that says so; anything else is cut off, so that nobody takes it for whole.
-func (s *Server) copyAnswer(w http.ResponseWriter, r *http.Request, res *upstream.Response) error {
+func (s *core) copyAnswer(w http.ResponseWriter, r *http.Request, res *upstream.Response) error {
 	rc := http.NewResponseController(w)
 	buf := make([]byte, 32<<10)
 	for {

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"strings"
 	"sync"
@@ -21,89 +22,107 @@ import (
 	"strobe/internal/upstream"
 )
 
+// remoteModel is a model of another server for one request, asked with OpenAI's chat protocol whatever the client's is.
+type remoteModel struct {
+	name  string
+	fleet *upstream.Fleet
+	head  http.Header
+	most  int64  // bytes of an answer
+	body  []byte // of the request
+}
+
+func (m *remoteModel) modelName() string { return m.name }
+
+// request returns no defaults: the other server has its own.
+func (m *remoteModel) request(f *samplingFields) (req engine.Request, err error) {
+	return req, f.apply(&req, nil)
+}
+
+func (m *remoteModel) answers(c *conversation, req engine.Request) ([]*reply, error) {
+	if req.WantLogProb {
+		return nil, invalid("logprobs", "is not supported for a model of another server")
+	}
+	var err error
+	if m.body, err = chatBody(m.name, c, &req); err != nil {
+		return nil, err
+	}
+	out := make([]*reply, c.choices)
+	for i := range out {
+		out[i] = &reply{parser: &chunks{}, oneCall: c.oneCall, req: req}
+	}
+	return out, nil
+}
+
 // outgoing are the headers that go to an upstream with a request.
-func (s *Server) outgoing(r *http.Request) http.Header {
+func (s *core) outgoing(r *http.Request) http.Header {
 	h := upstream.Forwarded(r.Header)
 	h.Set("X-Request-Id", requestID(r))
-	if s.tracer != nil {
+	if s.tracer.Tracer != nil {
 		traceContext.Inject(r.Context(), propagation.HeaderCarrier(h))
 	}
 	return h
 }
 
-// partner gets the model of a conversation, here or elsewhere.
-func (s *Server) partner(r *http.Request, name string) (*lease, error) {
-	if !s.cfg.Upstreams.Has(name) {
-		return s.acquire(r.Context(), name)
-	}
-	return &lease{&view{name: name, remote: &remote{s.cfg.Upstreams, s.outgoing(r)}}, nil, func(*time.Duration) {}}, nil
-}
-
-// brokeOff reports an upstream whose answer ended before it was complete.
-func brokeOff(err error) error { return badUpstream("the upstream broke off: " + err.Error()) }
-
-// remote is a model of an upstream, asked with OpenAI's chat protocol.
-type remote struct {
-	fleet *upstream.Fleet
-	head  http.Header
-}
-
-// chatBody makes the request to an upstream from a conversation.
+// chatBody returns the body of a request to an upstream. Of sampling it says what the client said and leaves the rest to
+// the upstream's defaults.
 func chatBody(model string, c *conversation, req *engine.Request) ([]byte, error) {
-	q := map[string]any{"model": model, "stream": true, "stream_options": map[string]bool{"include_usage": true}}
-	var messages []map[string]any
-	for i := range c.messages {
-		messages = append(messages, openAIMessage(&c.messages[i]))
+	f := c.sampling
+	q := struct {
+		Model            string            `json:"model"`
+		Messages         []map[string]any  `json:"messages"`
+		Stream           bool              `json:"stream"`
+		StreamOptions    streamOptions     `json:"stream_options"`
+		Tools            []json.RawMessage `json:"tools,omitempty"`
+		ToolChoice       any               `json:"tool_choice,omitempty"`
+		Parallel         *bool             `json:"parallel_tool_calls,omitempty"`
+		Format           any               `json:"response_format,omitempty"`
+		Kwargs           map[string]any    `json:"chat_template_kwargs,omitempty"`
+		Temperature      *float32          `json:"temperature,omitempty"`
+		TopP             *float32          `json:"top_p,omitempty"`
+		TopK             *int              `json:"top_k,omitempty"`
+		MinP             *float32          `json:"min_p,omitempty"`
+		PresencePenalty  *float32          `json:"presence_penalty,omitempty"`
+		FrequencyPenalty *float32          `json:"frequency_penalty,omitempty"`
+		Seed             json.RawMessage   `json:"seed,omitempty"`
+		Stop             []string          `json:"stop,omitempty"`
+		MaxTokens        *int              `json:"max_tokens,omitempty"`
+	}{
+		Model: model, Stream: true, StreamOptions: streamOptions{IncludeUsage: true}, Tools: c.tools,
+		Kwargs: map[string]any{}, Temperature: f.Temperature, TopP: f.TopP, TopK: f.TopK, MinP: f.MinP,
+		PresencePenalty: f.PresencePenalty, FrequencyPenalty: f.FrequencyPenalty, Seed: f.Seed, Stop: req.Stops,
 	}
-	q["messages"] = messages
+	for i := range c.messages {
+		q.Messages = append(q.Messages, openAIMessage(&c.messages[i]))
+	}
 	if len(c.tools) > 0 {
-		q["tools"] = c.tools
 		switch {
 		case c.choice.none:
-			q["tool_choice"] = "none"
+			q.ToolChoice = "none"
 		case c.choice.name != "":
-			q["tool_choice"] = map[string]any{"type": "function", "function": map[string]string{"name": c.choice.name}}
+			q.ToolChoice = map[string]any{"type": "function", "function": map[string]string{"name": c.choice.name}}
 		case c.choice.required:
-			q["tool_choice"] = "required"
+			q.ToolChoice = "required"
 		}
 		if c.oneCall {
-			q["parallel_tool_calls"] = false
+			q.Parallel = new(bool)
 		}
 	}
-	if c.format != nil && c.format.gbnf != "" {
+	switch {
+	case c.format == nil:
+	case c.format.gbnf != "":
 		return nil, invalid("grammar", "is not supported for a model of another server")
-	}
-	if c.format != nil && c.format.schema == nil {
-		q["response_format"] = map[string]string{"type": "json_object"}
-	} else if c.format != nil {
-		q["response_format"] = map[string]any{"type": "json_schema", "json_schema": map[string]any{"name": "answer",
+	case c.format.schema == nil:
+		q.Format = map[string]string{"type": "json_object"}
+	default:
+		q.Format = map[string]any{"type": "json_schema", "json_schema": map[string]any{"name": "answer",
 			"schema": c.format.schema}}
 	}
-	kwargs := map[string]any{}
-	for k, v := range c.kwargs {
-		kwargs[k] = v
-	}
+	maps.Copy(q.Kwargs, c.kwargs)
 	if c.thinking != nil {
-		kwargs["enable_thinking"] = *c.thinking
+		q.Kwargs["enable_thinking"] = *c.thinking
 	}
-	if len(kwargs) > 0 {
-		q["chat_template_kwargs"] = kwargs
-	}
-	if f := c.sampling; f != nil { // what the client said, not this server's defaults
-		set := func(name string, given bool, v any) {
-			if given {
-				q[name] = v
-			}
-		}
-		set("temperature", f.Temperature != nil, f.Temperature)
-		set("top_p", f.TopP != nil, f.TopP)
-		set("top_k", f.TopK != nil, f.TopK)
-		set("min_p", f.MinP != nil, f.MinP)
-		set("presence_penalty", f.PresencePenalty != nil, f.PresencePenalty)
-		set("frequency_penalty", f.FrequencyPenalty != nil, f.FrequencyPenalty)
-		set("seed", f.Seed != nil, f.Seed)
-		set("stop", len(req.Stops) > 0, req.Stops)
-		set("max_tokens", req.MaxTokens > 0 || req.PromptOnly, req.MaxTokens)
+	if req.MaxTokens > 0 || req.PromptOnly {
+		q.MaxTokens = &req.MaxTokens
 	}
 	return json.Marshal(q)
 }
@@ -144,17 +163,14 @@ type remoteGeneration struct {
 	most   int64 // of that
 }
 
-// ask begins an answer of an upstream.
-func (s *Server) ask(ctx context.Context, v *view, c *conversation, req *engine.Request) (*remoteGeneration, error) {
-	body, err := chatBody(v.name, c, req)
-	if err != nil {
-		return nil, err
-	}
-	g := &remoteGeneration{begun: time.Now(), done: make(chan struct{}), most: s.cfg.MaxBody}
+// submit begins an answer of an upstream.
+func (m *remoteModel) submit(ctx context.Context, _ *reply) (generation, error) {
+	g := &remoteGeneration{begun: time.Now(), done: make(chan struct{}), most: m.most}
 	ctx, g.cancel = context.WithCancel(ctx)
 	g.end = sync.OnceFunc(func() { close(g.done) })
-	g.res, err = v.remote.fleet.Send(ctx, upstream.Request{
-		Model: v.name, Path: "/v1/chat/completions", Body: body, Head: v.remote.head, Key: upstream.Key(body),
+	var err error
+	g.res, err = m.fleet.Send(ctx, upstream.Request{
+		Model: m.name, Path: "/v1/chat/completions", Body: m.body, Head: m.head, Key: upstream.Key(m.body),
 	})
 	if err != nil {
 		g.cancel()
@@ -166,9 +182,9 @@ func (s *Server) ask(ctx context.Context, v *view, c *conversation, req *engine.
 		g.cancel()
 		return nil, upstreamError(g.res, text)
 	}
-	traceUpstream(ctx, v.name, g.res.Replica)
+	traceUpstream(ctx, m.name, g.res.Replica)
 	g.lines = bufio.NewScanner(g.res.Body)
-	g.lines.Buffer(nil, int(s.cfg.MaxBody))
+	g.lines.Buffer(nil, int(m.most))
 	return g, nil
 }
 

@@ -14,14 +14,21 @@ import (
 // deltas into events of its own, or waits for the end and shows the whole.
 type reply struct {
 	tok     *tokenizer.Tokenizer
-	parser  parser        // nil leaves the text as it is
-	asked   *conversation // of another server
-	oneCall bool          // ends after the first tool call
+	parser  parser // nil leaves the text as it is
+	oneCall bool   // ends after the first tool call
+
+	req    engine.Request
+	prompt *dialog.Prompt // nil for a model of another server, like the next one
+	engine *engine.Engine
+	gen    generation
+	rounds *rounds // for the trace; nil if there is none
 
 	content, reasoning strings.Builder
 	calls              []*toolCall // with those a stream began and the text did not finish
 	tokens             []engine.Token
-	keepTokens         bool   // for log probabilities
+	keepTokens         bool // for log probabilities
+	deltas             []delta
+	keepDeltas         bool   // for an answer that is shown in one piece and in their order
 	drafted            []bool // of the tokens since the last chunk
 	count              int
 	thinkTokens        int
@@ -29,7 +36,7 @@ type reply struct {
 	enough             bool // the rest is not wanted
 	result             *engine.Result
 	began, firstAt     time.Time
-	prompt             *promptProgress // news of it, for those who want them
+	reading            *promptProgress // news of the prompt, until they are sent
 }
 
 // parser takes apart what a model says.
@@ -53,16 +60,14 @@ type delta struct {
 	drafted bool
 }
 
-// newReply returns a reply whose deltas are shown as they come, or one that is shown whole. In
-// a stream a tool call begins as soon as its name is known; a whole answer has complete calls only.
-func newReply(v *view, c *conversation, p *dialog.Prompt, stream bool) *reply {
-	r := &reply{tok: v.tok, began: time.Now()}
-	if c != nil {
-		r.oneCall, r.thinking = c.oneCall, p.Thinking
-		if ps := p.Parser(); ps != nil {
-			ps.Whole = !stream
-			r.parser = ps
-		}
+// newReply returns a reply to a prompt. In a stream a tool call begins as soon as its name is known; a whole answer
+// has complete calls only.
+func newReply(tok *tokenizer.Tokenizer, c *conversation, p *dialog.Prompt) *reply {
+	r := &reply{tok: tok, prompt: p, oneCall: c.oneCall, thinking: p.Thinking, keepTokens: c.logProbs != nil,
+		began: time.Now()}
+	if ps := p.Parser(); ps != nil {
+		ps.Whole = !c.stream
+		r.parser = ps
 	}
 	return r
 }
@@ -99,6 +104,9 @@ func (r *reply) take(ev engine.Event) []delta {
 		if r.parser != nil && !r.enough {
 			out = r.events(out, r.parser.Close(), false)
 		}
+	}
+	if r.keepDeltas {
+		r.deltas = append(r.deltas, out...)
 	}
 	return out
 }
@@ -193,4 +201,12 @@ func merge(ds []delta) []delta {
 		out = append(out, d)
 	}
 	return out
+}
+
+// promptText is the text of a reply's prompt, also of one that was given in tokens.
+func (r *reply) promptText() string {
+	if r.prompt.Text != "" {
+		return r.prompt.Text
+	}
+	return string(r.tok.Decode(r.prompt.Tokens, tokenizer.DecodeOptions{Special: true, Opens: true}))
 }

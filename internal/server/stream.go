@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"strconv"
 )
 
 // stream writes server-sent events, or lines. The status line is sent with the first of them, so that whatever
@@ -19,7 +20,9 @@ type stream struct {
 	enc     *json.Encoder
 	started bool
 	lines   bool // Ollama's streams: lines of JSON
-	// failed makes the event of an error; nil takes the protocol's.
+	// idle is called after a silence, so that proxies do not take the stream for dead; nil sends nothing.
+	idle func() error
+	// failed returns the event of an error; nil takes the protocol's.
 	failed func(*apiError) (name string, v any)
 }
 
@@ -27,6 +30,7 @@ func newStream(w http.ResponseWriter) *stream {
 	s := &stream{w: w, rc: http.NewResponseController(w)}
 	s.enc = json.NewEncoder(&s.buf)
 	s.enc.SetEscapeHTML(false)
+	s.idle = s.ping
 	return s
 }
 
@@ -48,15 +52,11 @@ func (s *stream) send(name string, v any) error {
 	return nil
 }
 
-// end ends OpenAI's streams: as it should be, or with an error.
-func (s *stream) end(r *http.Request, err error) {
-	if err != nil {
-		s.fail(r, err)
-		return
-	}
-	s.buf.WriteString("data: [DONE]\n\n")
-	_ = s.flush()
-}
+// useLines turns the stream into one of lines of JSON, which have no comments to break a silence with.
+func (s *stream) useLines() { s.lines, s.idle = true, nil }
+
+// end adds the last event of OpenAI's streams.
+func (s *stream) end() { s.buf.WriteString("data: [DONE]\n\n") }
 
 // ping sends a comment, which clients ignore and proxies count as a sign of life.
 func (s *stream) ping() error {
@@ -66,6 +66,9 @@ func (s *stream) ping() error {
 
 // flush sends what was gathered. An error means that the client is gone.
 func (s *stream) flush() error {
+	if s.buf.Len() == 0 {
+		return nil
+	}
 	if !s.started {
 		h := s.w.Header()
 		h.Set("Content-Type", "text/event-stream; charset=utf-8")
@@ -76,9 +79,6 @@ func (s *stream) flush() error {
 		h.Set("X-Accel-Buffering", "no") // nginx would collect events
 		s.w.WriteHeader(http.StatusOK)
 		s.started = true
-	}
-	if s.buf.Len() == 0 {
-		return nil
 	}
 	_, err := s.w.Write(s.buf.Bytes())
 	s.buf.Reset()
@@ -115,4 +115,32 @@ func (s *stream) fail(r *http.Request, err error) {
 	if s.send(name, v) == nil {
 		_ = s.flush()
 	}
+}
+
+// fail answers with an error. Nothing may have been written before.
+func fail(w http.ResponseWriter, r *http.Request, err error) {
+	e := explain(err)
+	// Why the request ended explains more than what failed then, unless that is why it ended.
+	if r.Context().Err() != nil && e.Status != http.StatusRequestTimeout {
+		e = explain(context.Cause(r.Context()))
+	}
+	logOf(r).fail(e)
+	if e.Retry > 0 {
+		w.Header().Set("Retry-After", strconv.Itoa(e.Retry))
+	}
+	writeJSON(w, e.Status, e.body(r))
+}
+
+func jsonHeader(w http.ResponseWriter) {
+	w.Header().Set("Content-Type", "application/json; charset=utf-8")
+	w.Header().Set("Cache-Control", "no-store")
+}
+
+// writeJSON answers with a value. Errors of the connection show when the handler ends.
+func writeJSON(w http.ResponseWriter, status int, v any) {
+	jsonHeader(w)
+	w.WriteHeader(status)
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	_ = enc.Encode(v)
 }

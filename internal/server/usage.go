@@ -1,6 +1,7 @@
 package server
 
 import (
+	"encoding/json"
 	"time"
 
 	"strobe/internal/chat/parse"
@@ -116,9 +117,10 @@ func timings(res *engine.Result) *timingsJSON {
 	return t
 }
 
-// progress accounts for a generation that is still running. What plain decoding would reach is known from
+// timingsSoFar accounts for a generation that is still running. What plain decoding would reach is known from
 // generations that ended before.
-func (r *reply) progress(s engine.State, e *engine.Engine) *timingsJSON {
+func (r *reply) timingsSoFar() *timingsJSON {
+	s := r.gen.State()
 	t := &timingsJSON{CacheN: s.Cached, PromptN: max(0, s.Processed-s.Cached), PredictedN: r.count}
 	if !r.firstAt.IsZero() {
 		d := time.Since(r.firstAt)
@@ -126,8 +128,10 @@ func (r *reply) progress(s engine.State, e *engine.Engine) *timingsJSON {
 		t.PredictedPerTokenMS = perToken(d, r.count-1)
 		t.PredictedPerSecond = perSecond(r.count-1, d)
 	}
-	if cost := e.Snapshot().Stats.PlainCost; cost > 0 {
-		t.PlainPerSecond = 1 / cost.Seconds()
+	if r.engine != nil {
+		if cost := r.engine.Snapshot().Stats.PlainCost; cost > 0 {
+			t.PlainPerSecond = 1 / cost.Seconds()
+		}
 	}
 	return t
 }
@@ -171,3 +175,15 @@ func (r *reply) spans(ds []delta) *strobeJSON {
 
 // itemCost is what an item takes besides its JSON, roughly: entries of maps and lists.
 const itemCost = 256
+
+type streamOptions struct {
+	IncludeUsage bool `json:"include_usage"`
+}
+
+// none is the usage of chunks before the last: null where it will come, else nothing.
+func (o *streamOptions) none() any {
+	if o == nil || !o.IncludeUsage {
+		return nil
+	}
+	return json.RawMessage("null")
+}
