@@ -22,12 +22,8 @@ type messagesRequest struct {
 	ToolChoice    *anthropicChoice   `json:"tool_choice"`
 	StopSequences []string           `json:"stop_sequences"`
 	Stream        bool               `json:"stream"`
-	Temperature   *float32           `json:"temperature"`
-	TopP          *float32           `json:"top_p"`
-	TopK          *int               `json:"top_k"`
-	MinP          *float32           `json:"min_p"` // not Anthropic's, like the next one
-	TypicalP      *float32           `json:"typical_p"`
-	Thinking      *struct {
+	commonSampling
+	Thinking *struct {
 		Type         string `json:"type"`
 		BudgetTokens *int   `json:"budget_tokens"`
 	} `json:"thinking"`
@@ -36,7 +32,6 @@ type messagesRequest struct {
 		Format *responseFormat `json:"format"`
 		Effort string          `json:"effort"`
 	} `json:"output_config"`
-	Strobe *strobeFields `json:"strobe"`
 }
 
 type anthropicMessage struct {
@@ -71,10 +66,7 @@ func blocks(raw json.RawMessage, at string) ([]block, error) {
 
 // conversation turns the request into messages the template knows.
 func (q *messagesRequest) conversation() (*conversation, error) {
-	c := newConversation(q.Model, &samplingFields{
-		Temperature: q.Temperature, TopP: q.TopP, TopK: q.TopK, MinP: q.MinP, TypicalP: q.TypicalP,
-		MaxTokens: q.MaxTokens, Strobe: q.Strobe,
-	}, q.Stream)
+	c := newConversation(q.Model, &samplingFields{commonSampling: q.commonSampling, MaxTokens: q.MaxTokens}, q.Stream)
 	system, err := systemText(q.System)
 	if err != nil {
 		return nil, err
@@ -215,16 +207,13 @@ func resultText(raw json.RawMessage, at string) (string, error) {
 func (q *messagesRequest) tools(c *conversation) error {
 	for i, raw := range q.Tools {
 		at := "tools" + index(i)
-		if kindOf(raw) != "object" {
-			return invalid(at, "must be an object")
-		}
 		var t struct {
 			Type        string          `json:"type"`
 			Name        string          `json:"name"`
 			Description string          `json:"description"`
 			InputSchema json.RawMessage `json:"input_schema"`
 		}
-		if err := decodeJSON(raw, at, &t); err != nil {
+		if err := decodeFields(raw, at, &t); err != nil {
 			return err
 		}
 		if t.Type != "" && t.Type != "custom" {
@@ -306,23 +295,20 @@ func (s *anthropic) messages(w http.ResponseWriter, r *http.Request, q *messages
 	if c.stops, err = stopList("stop_sequences", q.StopSequences); err != nil {
 		return nil, err
 	}
-	x, err := s.begin(w, r, c)
-	if err != nil {
-		return nil, err
-	}
-	defer x.release()
-	a := &messageAnswer{exchange: x, rep: x.replies[0], base: anthropicResponse{ID: newID("msg_"), Type: "message",
-		Role: "assistant", Model: x.name, Content: []block{}}}
-	x.st.idle = func() error {
-		if err := a.begin(); err != nil {
-			return err
+	return s.converse(w, r, c, func(x *exchange) answer {
+		a := &messageAnswer{exchange: x, rep: x.replies[0], base: anthropicResponse{ID: newID("msg_"), Type: "message",
+			Role: "assistant", Model: x.name, Content: []block{}}}
+		x.st.idle = func() error {
+			if err := a.begin(); err != nil {
+				return err
+			}
+			if err := a.event("ping", map[string]any{}); err != nil {
+				return err
+			}
+			return a.st.flush()
 		}
-		if err := a.st.send("ping", map[string]string{"type": "ping"}); err != nil {
-			return err
-		}
-		return a.st.flush()
-	}
-	return x.answer(w, r, a)
+		return a
+	})
 }
 
 // messageAnswer is the answer to a messages request. A stream has one block open at a time.

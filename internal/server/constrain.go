@@ -365,7 +365,7 @@ func (g *guide) limit() {
 func only(logits []float32, id int32) {
 	keep := logits[id]
 	if keep == negInf {
-		keep = 0 // banned by nobody that matters more
+		keep = 0 // a ban by logit_bias gives way
 	}
 	for i := range logits {
 		logits[i] = negInf

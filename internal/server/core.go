@@ -24,7 +24,7 @@ type core struct {
 	tracer  tracer
 	started time.Time
 
-	stopping context.Context // ends when Serve is told to stop
+	stopping context.Context // ends when Serve begins to drain
 	stop     context.CancelFunc
 
 	offer   atomic.Pointer[Models]          // nil while loading

@@ -113,14 +113,14 @@ var (
 	errShutdown = errors.New("the server is shutting down")
 	errHeld     = errors.New("the requests being handled take too much memory; try again later")
 	errLoading  = errors.New("the model is being loaded; try again later")
-	// errClient ends a request whose client is gone; nobody reads the answer.
+	// errClient ends a request whose client is gone.
 	errClient = errors.New("the client has left")
 )
 
 // statusClientGone is what logs show for a request whose client left, as nginx has it.
 const statusClientGone = 499
 
-// explain decides what a client is told about an error. It is the only place that does.
+// explain decides which status and message a client gets for an error. It is the only place that does.
 func explain(err error) *apiError {
 	var (
 		api     *apiError
@@ -132,8 +132,8 @@ func explain(err error) *apiError {
 		size    *http.MaxBytesError
 		slot    *engine.SlotError
 	)
-	bad := func(code string) *apiError {
-		return &apiError{Status: http.StatusBadRequest, Type: "invalid_request_error", Code: code, Message: err.Error()}
+	bad := func(param string) *apiError {
+		return &apiError{Status: http.StatusBadRequest, Type: "invalid_request_error", Param: param, Message: err.Error()}
 	}
 	switch {
 	case errors.As(err, &api):
@@ -145,40 +145,28 @@ func explain(err error) *apiError {
 		return &apiError{Status: http.StatusNotFound, Type: "invalid_request_error", Code: "model_not_found", Param: "model",
 			Message: unknown.Error() + "; GET /v1/models lists what there is"}
 	case errors.Is(err, engine.ErrNoModelName), errors.Is(err, engine.ErrNoneResident):
-		e := bad("")
-		e.Param = "model"
-		return e
+		return bad("model")
 	case errors.As(err, &load):
 		return internal("model_load_failed", load)
 	case errors.As(err, &field):
-		e := bad("")
-		e.Param = field.Field
-		return e
+		return bad(field.Field)
 	case errors.As(err, &schema):
-		e := bad("")
-		e.Param, e.Log = "response_format", "the schema cannot be used"
+		e := bad("response_format")
+		e.Log = "the schema cannot be used"
 		return e
-	case errors.Is(err, grammar.ErrWork):
-		return bad("")
 	case errors.As(err, &size):
 		return &apiError{Status: http.StatusRequestEntityTooLarge, Type: "invalid_request_error", Code: "request_too_large",
 			Message: fmt.Sprintf("the request is larger than %d bytes", size.Limit)}
-	case errors.Is(err, engine.ErrEmptyPrompt):
+	case errors.Is(err, engine.ErrEmptyPrompt), errors.Is(err, engine.ErrSlotEmpty), errors.Is(err, grammar.ErrWork):
 		return bad("")
 	case errors.As(err, &slot):
-		e := bad("")
-		e.Param = "id_slot"
-		return e
+		return bad("id_slot")
 	case errors.Is(err, engine.ErrNotSaved):
 		return &apiError{Status: http.StatusNotFound, Type: "not_found_error", Param: "filename", Message: err.Error()}
-	case errors.Is(err, engine.ErrSlotEmpty):
-		return bad("")
 	case errors.Is(err, engine.ErrInUse):
 		return &apiError{Status: http.StatusConflict, Type: "invalid_request_error", Param: "model", Message: err.Error()}
 	case errors.Is(err, speculate.ErrNoSource):
-		e := bad("")
-		e.Param = "strobe.draft"
-		return e
+		return bad("strobe.draft")
 	case errors.Is(err, engine.ErrUnsupported):
 		return &apiError{Status: http.StatusNotImplemented, Type: "not_supported_error", Message: err.Error()}
 	case errors.Is(err, engine.ErrQueueFull), errors.Is(err, engine.ErrNoRoom), errors.Is(err, errLoading),

@@ -10,12 +10,7 @@ import (
 	"strobe/internal/engine"
 )
 
-// exchange is a request for answers with the model that gives them. Every protocol goes the same way, whatever server
-// the model is on:
-//
-//	x, err := s.begin(w, r, c)  // finds the model and prepares a reply for each answer
-//	defer x.release()
-//	return x.answer(w, r, a)    // generates, and lets the protocol show the replies
+// exchange is a conversation with the model that answers it.
 type exchange struct {
 	*core
 	model   chatModel
@@ -25,7 +20,6 @@ type exchange struct {
 	stream  bool // the answer is sent to st while it is generated
 	st      *stream
 	loading time.Duration // how long the model took to be ready
-	release func()
 }
 
 // answer is how a protocol shows replies.
@@ -58,20 +52,17 @@ func (s *core) acquireModel(r *http.Request, c *conversation) (m chatModel, rele
 	return l, l.release, nil
 }
 
-// begin finds the model of a conversation and prepares the replies. release must be called unless it fails.
-func (s *core) begin(w http.ResponseWriter, r *http.Request, c *conversation) (x *exchange, err error) {
+// converse answers a conversation. All protocols and models go this way: find the model, prepare a reply for each
+// answer, generate them, and let the protocol show them.
+func (s *core) converse(w http.ResponseWriter, r *http.Request, c *conversation, show func(*exchange) answer) (any, error) {
 	start := time.Now()
-	x = &exchange{core: s, stream: c.stream, st: newStream(w)}
-	if x.model, x.release, err = s.acquireModel(r, c); err != nil {
+	m, release, err := s.acquireModel(r, c)
+	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			x.release()
-		}
-	}()
-	x.name, x.loading = x.model.modelName(), time.Since(start)
-	if x.req, err = x.model.request(c.sampling); err != nil {
+	defer release()
+	x := &exchange{core: s, model: m, name: m.modelName(), stream: c.stream, st: newStream(w), loading: time.Since(start)}
+	if x.req, err = m.request(c.sampling); err != nil {
 		return nil, err
 	}
 	x.req.Stops = append(x.req.Stops, c.stops...)
@@ -79,12 +70,10 @@ func (s *core) begin(w http.ResponseWriter, r *http.Request, c *conversation) (x
 		x.req.LogProbs, x.req.WantLogProb = *c.logProbs, true
 	}
 	c.done = r.Context().Done()
-	x.replies, err = x.model.answers(c, x.req)
-	return x, err
-}
-
-// answer generates the replies and shows them as the protocol does.
-func (x *exchange) answer(w http.ResponseWriter, r *http.Request, a answer) (any, error) {
+	if x.replies, err = m.answers(c, x.req); err != nil {
+		return nil, err
+	}
+	a := show(x)
 	if err := x.submit(r.Context()); err != nil {
 		return nil, err
 	}
@@ -97,7 +86,7 @@ func (x *exchange) answer(w http.ResponseWriter, r *http.Request, a answer) (any
 		}
 		return a.whole()
 	}
-	err := x.run(r, func(i int, ds []delta) error {
+	err = x.run(r, func(i int, ds []delta) error {
 		if err := a.chunk(i, ds); err != nil {
 			return err
 		}
@@ -123,16 +112,6 @@ func (x *exchange) submit(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// ended reports whether all replies are complete.
-func (x *exchange) ended() bool {
-	for _, rep := range x.replies {
-		if rep.result == nil {
-			return false
-		}
-	}
-	return true
 }
 
 // run reads the generations to their end. step is called with the deltas of each event; idle, when it

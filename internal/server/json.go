@@ -16,7 +16,7 @@ import (
 )
 
 // goNames are the names of embedded structs, which errors of package json mention though requests have no such keys.
-var goNames = []string{"samplingFields", "thinkingFields", "formatFields", "refusedFields", "namedTool"}
+var goNames = []string{"commonSampling", "samplingFields", "thinkingFields", "formatFields", "refusedFields", "namedTool"}
 
 // decodeJSON is json.Unmarshal with errors for people. path is where the value stands in the request.
 func decodeJSON(data []byte, path string, v any) error {
@@ -57,6 +57,14 @@ func decodeJSON(data []byte, path string, v any) error {
 		return invalid(path, "malformed JSON: it ends too early")
 	}
 	return invalid(path, "%v", err)
+}
+
+// decodeFields is decodeJSON for a value that must be an object.
+func decodeFields(data json.RawMessage, path string, v any) error {
+	if kindOf(data) != "object" {
+		return invalid(path, "must be an object")
+	}
+	return decodeJSON(data, path, v)
 }
 
 // unmarshal is json.Unmarshal for clients whose language has one kind of number: 8.0 is an integer, too.
@@ -175,10 +183,7 @@ func decodeBlocks[T any](raw json.RawMessage, at string, textBlock func(*string)
 		}
 		out := make([]T, len(list))
 		for i, x := range list {
-			if kindOf(x) != "object" {
-				return nil, invalid(at+index(i), "must be an object")
-			}
-			if err := decodeJSON(x, at+index(i), &out[i]); err != nil {
+			if err := decodeFields(x, at+index(i), &out[i]); err != nil {
 				return nil, err
 			}
 		}

@@ -71,15 +71,12 @@ func (s *llamaCPP) answer(w http.ResponseWriter, r *http.Request, q *nativeReque
 			return nil, err
 		}
 	}
-	x, err := s.begin(w, r, c)
-	if err != nil {
-		return nil, err
-	}
-	defer x.release()
-	for _, rep := range x.replies {
-		rep.keepTokens = true
-	}
-	return x.answer(w, r, &nativeAnswer{x, q})
+	return s.converse(w, r, c, func(x *exchange) answer {
+		for _, rep := range x.replies {
+			rep.keepTokens = true
+		}
+		return &nativeAnswer{x, q}
+	})
 }
 
 // nativeAnswer is an answer in llama.cpp's shape.

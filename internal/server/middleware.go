@@ -77,7 +77,7 @@ func (w *response) WriteHeader(status int) {
 		w.status = status
 	}
 	if status == statusClientGone {
-		status = http.StatusBadRequest // not a status of HTTP's, and nobody reads it
+		status = http.StatusBadRequest // 499 is not a status of HTTP, and the client is gone
 	}
 	if status >= 400 && !w.body.ended {
 		// Refused before all of it came: say so now, not after the rest.

@@ -222,14 +222,11 @@ func (s *ollama) answer(w http.ResponseWriter, r *http.Request, q *ollamaRequest
 	if chatting && len(q.Messages) == 0 || !chatting && q.Prompt == "" && q.System == "" {
 		return s.loadOnly(r, c, a)
 	}
-	x, err := s.begin(w, r, c)
-	if err != nil {
-		return nil, err
-	}
-	defer x.release()
-	a.exchange, a.rep = x, x.replies[0]
-	x.st.useLines()
-	return x.answer(w, r, a)
+	return s.converse(w, r, c, func(x *exchange) answer {
+		a.exchange, a.rep = x, x.replies[0]
+		x.st.useLines()
+		return a
+	})
 }
 
 // loadOnly loads or unloads a model for a request that asks it nothing.

@@ -196,17 +196,59 @@ func decodeChoice(raw json.RawMessage, tools []json.RawMessage) (c toolChoice, e
 	return c, nil
 }
 
-type chatResponse struct {
+// choicesJSON is the body of an answer of chat (C is chatChoice) or completions, whole or in chunks.
+type choicesJSON[C any] struct {
 	ID                string          `json:"id"`
 	Object            string          `json:"object"`
 	Created           int64           `json:"created"`
 	Model             string          `json:"model"`
 	SystemFingerprint string          `json:"system_fingerprint"`
-	Choices           []chatChoice    `json:"choices"`
+	Choices           []C             `json:"choices"`
 	Usage             any             `json:"usage,omitempty"`
 	Timings           *timingsJSON    `json:"timings,omitempty"`
 	Strobe            *strobeJSON     `json:"strobe,omitempty"`
 	Progress          *promptProgress `json:"prompt_progress,omitempty"`
+}
+
+// choicesAnswer is what answers of chat and completions have in common.
+type choicesAnswer[C any] struct {
+	*exchange
+	base      choicesJSON[C]
+	perPrompt int    // choices that share a prompt
+	begun     []bool // the replies of a stream
+}
+
+func newChoicesAnswer[C any](x *exchange, id, object string, perPrompt int, o *streamOptions) choicesAnswer[C] {
+	a := choicesAnswer[C]{exchange: x, perPrompt: perPrompt, begun: make([]bool, len(x.replies)), base: choicesJSON[C]{
+		ID: newID(id), Object: object, Created: time.Now().Unix(), Model: x.name, SystemFingerprint: x.fingerprint(),
+	}}
+	if x.stream {
+		a.base.Usage = o.none()
+	}
+	return a
+}
+
+// total is a body with the counts of all choices.
+func (a *choicesAnswer[C]) total(choices []C) *choicesJSON[C] {
+	out := a.base
+	out.Choices, out.Usage, out.Timings = choices, usage(a.replies, a.perPrompt), timings(a.replies[0].result)
+	return &out
+}
+
+// endStream sends what follows the last chunk of the last choice.
+func (a *choicesAnswer[C]) endStream() error {
+	for _, rep := range a.replies {
+		if rep.result == nil {
+			return nil
+		}
+	}
+	if a.base.Usage != nil {
+		if err := a.st.send("", a.total([]C{})); err != nil {
+			return err
+		}
+	}
+	a.st.buf.WriteString("data: [DONE]\n\n")
+	return nil
 }
 
 type chatChoice struct {
@@ -253,30 +295,22 @@ func (s *openAI) chat(w http.ResponseWriter, r *http.Request, q *chatRequest) (a
 			return nil, err
 		}
 	}
-	x, err := s.begin(w, r, c)
-	if err != nil {
-		return nil, err
-	}
-	defer x.release()
-	if len(c.tools) > 0 {
-		logOf(r).add(slog.Int("tools", len(c.tools)))
-	}
-	a := &chatAnswer{exchange: x, q: q, begun: make([]bool, len(x.replies)), base: chatResponse{
-		ID: newID("chatcmpl-"), Object: "chat.completion", Created: time.Now().Unix(), Model: x.name,
-		SystemFingerprint: s.fingerprint(),
-	}}
-	if q.Stream {
-		a.base.Object, a.base.Usage = "chat.completion.chunk", q.StreamOptions.none()
-	}
-	return x.answer(w, r, a)
+	return s.converse(w, r, c, func(x *exchange) answer {
+		if len(c.tools) > 0 {
+			logOf(r).add(slog.Int("tools", len(c.tools)))
+		}
+		object := "chat.completion"
+		if q.Stream {
+			object = "chat.completion.chunk"
+		}
+		return &chatAnswer{newChoicesAnswer[chatChoice](x, "chatcmpl-", object, len(x.replies), q.StreamOptions), q}
+	})
 }
 
 // chatAnswer is the answer to a chat request.
 type chatAnswer struct {
-	*exchange
-	q     *chatRequest
-	base  chatResponse
-	begun []bool // the replies of a stream
+	choicesAnswer[chatChoice]
+	q *chatRequest
 }
 
 // finish is why a reply ended, in the words of the request.
@@ -289,7 +323,7 @@ func (a *chatAnswer) finish(rep *reply) string {
 }
 
 func (a *chatAnswer) whole() (any, error) {
-	out := a.base
+	var choices []chatChoice
 	for i, rep := range a.replies {
 		m := &chatMessage{Role: "assistant", Reasoning: rep.reasoning.String()}
 		text := rep.content.String()
@@ -309,11 +343,9 @@ func (a *chatAnswer) whole() (any, error) {
 		if a.q.LogProbs {
 			ch.LogProbs = newLogProbs(rep.tok, rep.tokens)
 		}
-		out.Choices = append(out.Choices, ch)
+		choices = append(choices, ch)
 	}
-	out.Usage = usage(a.replies, len(a.replies))
-	out.Timings = timings(a.replies[0].result)
-	return &out, nil
+	return a.total(choices), nil
 }
 
 func (a *chatAnswer) chunk(i int, ds []delta) error {
@@ -338,27 +370,19 @@ func (a *chatAnswer) chunk(i int, ds []delta) error {
 		return nil
 	}
 	finish := a.finish(rep)
-	if err := a.send(i, &chatDelta{}, &finish, nil); err != nil || !a.ended() {
+	if err := a.send(i, &chatDelta{}, &finish, nil); err != nil {
 		return err
 	}
-	if a.base.Usage != nil {
-		last := a.base
-		last.Choices = []chatChoice{}
-		last.Usage = usage(a.replies, len(a.replies))
-		last.Timings = timings(a.replies[0].result)
-		if err := a.st.send("", &last); err != nil {
-			return err
-		}
-	}
-	a.st.end()
-	return nil
+	return a.endStream()
 }
 
 // deltas sends what one event of the engine brought, text of the same kind in one chunk.
 func (a *chatAnswer) deltas(i int, ds []delta) error {
+	begin := 0
 	for _, d := range merge(ds) {
+		parts := ds[begin:d.end] // by token
+		begin = d.end
 		var cd chatDelta
-		var parts []delta // by token
 		switch d.kind {
 		case parse.Content:
 			cd.Content = &d.text
@@ -374,14 +398,6 @@ func (a *chatAnswer) deltas(i int, ds []delta) error {
 		}
 		if len(cd.ToolCalls) > 0 && a.q.hasFunctions() {
 			cd.Function, cd.ToolCalls = &cd.ToolCalls[0].Function, nil
-		}
-		if d.kind == parse.Content || d.kind == parse.Reasoning {
-			for n := len(d.text); n > 0; ds = ds[1:] {
-				if ds[0].kind == d.kind {
-					parts = append(parts, ds[0])
-					n -= len(ds[0].text)
-				}
-			}
 		}
 		if err := a.send(i, &cd, nil, parts); err != nil {
 			return err
@@ -420,10 +436,7 @@ func decodeMessages(raw []json.RawMessage) ([]chat.Message, error) {
 	msgs := make([]chat.Message, len(raw))
 	for i, m := range raw {
 		at := fmt.Sprintf("messages[%d]", i)
-		if kindOf(m) != "object" {
-			return nil, invalid(at, "must be an object")
-		}
-		if err := decodeJSON(m, at, &msgs[i]); err != nil {
+		if err := decodeFields(m, at, &msgs[i]); err != nil {
 			return nil, err
 		}
 		if err := functionCallToToolCall(&msgs[i], at); err != nil {

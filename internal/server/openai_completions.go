@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
-	"time"
 	"unicode/utf8"
 
 	"strobe/internal/dialog"
@@ -23,18 +22,6 @@ type completionRequest struct {
 	LogProbs      *int            `json:"logprobs"`
 	formatFields
 	refusedFields
-}
-
-type completionResponse struct {
-	ID                string             `json:"id"`
-	Object            string             `json:"object"` // text_completion, also in streams
-	Created           int64              `json:"created"`
-	Model             string             `json:"model"`
-	SystemFingerprint string             `json:"system_fingerprint"`
-	Choices           []completionChoice `json:"choices"`
-	Usage             any                `json:"usage,omitempty"`
-	Timings           *timingsJSON       `json:"timings,omitempty"`
-	Strobe            *strobeJSON        `json:"strobe,omitempty"`
 }
 
 type completionChoice struct {
@@ -81,22 +68,14 @@ func (s *openAI) completions(w http.ResponseWriter, r *http.Request, q *completi
 			return nil, err
 		}
 	}
-	x, err := s.begin(w, r, c)
-	if err != nil {
-		return nil, err
-	}
-	defer x.release()
-	a := &textAnswer{exchange: x, q: q, n: c.choices, begun: make([]bool, len(x.replies)), base: completionResponse{
-		ID: newID("cmpl-"), Object: "text_completion", Created: time.Now().Unix(), Model: x.name,
-		SystemFingerprint: s.fingerprint(),
-	}}
-	for _, rep := range x.replies {
-		a.offset = append(a.offset, utf8.RuneCountInString(a.echo(rep)))
-	}
-	if q.Stream {
-		a.base.Usage = q.StreamOptions.none()
-	}
-	return x.answer(w, r, a)
+	return s.converse(w, r, c, func(x *exchange) answer {
+		a := &textAnswer{q: q, choicesAnswer: newChoicesAnswer[completionChoice](x, "cmpl-", "text_completion", c.choices,
+			q.StreamOptions)}
+		for _, rep := range x.replies {
+			a.offset = append(a.offset, utf8.RuneCountInString(a.echo(rep)))
+		}
+		return a
+	})
 }
 
 // suffixed returns the prompt of a text that is filled in before the suffix.
@@ -114,12 +93,9 @@ func (q *completionRequest) suffixed(ctx context.Context, m *model) ([]*dialog.P
 
 // textAnswer is the answer to a completion request: n choices per prompt.
 type textAnswer struct {
-	*exchange
+	choicesAnswer[completionChoice]
 	q      *completionRequest
-	n      int
-	base   completionResponse
-	begun  []bool // the replies of a stream
-	offset []int  // of each choice, in characters, for log probabilities
+	offset []int // of each choice, in characters, for log probabilities
 }
 
 // echo is the prompt's text where the answer begins with it.
@@ -147,7 +123,7 @@ func (a *textAnswer) logProbs(i int) *textProbsJSON {
 		}
 		l.TopLogProbs = append(l.TopLogProbs, top)
 		l.TextOffset = append(l.TextOffset, a.offset[i])
-		for _, b := range []byte(e.Token) { // characters, of which a token may have a part
+		for _, b := range []byte(e.Token) { // counts characters; a token may hold a part of one
 			if utf8.RuneStart(b) {
 				a.offset[i]++
 			}
@@ -157,16 +133,14 @@ func (a *textAnswer) logProbs(i int) *textProbsJSON {
 }
 
 func (a *textAnswer) whole() (any, error) {
-	out := a.base
+	var choices []completionChoice
 	for i, rep := range a.replies {
 		finish := rep.finish()
-		out.Choices = append(out.Choices, completionChoice{
+		choices = append(choices, completionChoice{
 			Index: i, Text: a.echo(rep) + rep.content.String(), LogProbs: a.logProbs(i), FinishReason: &finish,
 		})
 	}
-	out.Usage = usage(a.replies, a.n)
-	out.Timings = timings(a.replies[0].result)
-	return &out, nil
+	return a.total(choices), nil
 }
 
 func (a *textAnswer) chunk(i int, ds []delta) error {
@@ -200,18 +174,8 @@ func (a *textAnswer) chunk(i int, ds []delta) error {
 	if a.q.Strobe != nil && a.q.Strobe.Spans {
 		out.Strobe = rep.spans(ds)
 	}
-	if err := a.st.send("", &out); err != nil || !a.ended() {
+	if err := a.st.send("", &out); err != nil {
 		return err
 	}
-	if a.base.Usage != nil {
-		last := a.base
-		last.Choices = []completionChoice{}
-		last.Usage = usage(a.replies, a.n)
-		last.Timings = timings(a.replies[0].result)
-		if err := a.st.send("", &last); err != nil {
-			return err
-		}
-	}
-	a.st.end()
-	return nil
+	return a.endStream()
 }

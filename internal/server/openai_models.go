@@ -54,7 +54,7 @@ func (j modelJSON) named() modelJSON {
 	return j
 }
 
-// upstreamEntry describes a model that lives elsewhere. Where is nobody's business.
+// upstreamEntry describes a model of another server, without its address.
 func (s *openAI) upstreamEntry(u *upstream.State) modelJSON {
 	j := modelJSON{ID: u.Name, OwnedBy: "upstream", Created: s.started.Unix(),
 		State: string(engine.StateLoaded)}
@@ -79,7 +79,7 @@ func (s *openAI) modelEntry(m *engine.ModelInfo, e *engine.Engine) modelJSON {
 		State:         string(m.State), Size: m.Size, InUse: m.Users, Arch: m.Arch,
 	}
 	if m.Drafter != "" {
-		j.Drafter = filepath.Base(m.Drafter) // where the file lies is nobody's business
+		j.Drafter = filepath.Base(m.Drafter) // without its folder
 	}
 	if !m.Modified.IsZero() {
 		j.Created = m.Modified.Unix()
@@ -100,7 +100,8 @@ func (s *openAI) modelEntry(m *engine.ModelInfo, e *engine.Engine) modelJSON {
 	return j.named()
 }
 
-func (s *openAI) listModels(w http.ResponseWriter, r *http.Request) (any, error) {
+// modelEntries describes all models, those of other servers last.
+func (s *openAI) modelEntries() []modelJSON {
 	engines := s.models().Resident()
 	data := []modelJSON{}
 	for _, m := range s.models().List() {
@@ -109,6 +110,11 @@ func (s *openAI) listModels(w http.ResponseWriter, r *http.Request) (any, error)
 	for _, u := range s.cfg.Upstreams.States() {
 		data = append(data, s.upstreamEntry(&u))
 	}
+	return data
+}
+
+func (s *openAI) listModels(w http.ResponseWriter, r *http.Request) (any, error) {
+	data := s.modelEntries()
 	out := map[string]any{"object": "list", "data": data, "has_more": false, "first_id": nil, "last_id": nil}
 	if n := len(data); n > 0 {
 		out["first_id"], out["last_id"] = data[0].ID, data[n-1].ID
@@ -137,18 +143,12 @@ func codexModels(data []modelJSON) []map[string]any {
 }
 
 func (s *openAI) getModel(w http.ResponseWriter, r *http.Request) (any, error) {
-	id := r.PathValue("id")
-	for _, m := range s.models().List() {
-		if m.Name == id {
-			return s.modelEntry(&m, s.models().Resident()[id]), nil
+	for _, m := range s.modelEntries() {
+		if m.ID == r.PathValue("id") {
+			return m, nil
 		}
 	}
-	for _, u := range s.cfg.Upstreams.States() {
-		if u.Name == id {
-			return s.upstreamEntry(&u), nil
-		}
-	}
-	return nil, &engine.UnknownModelError{Name: id}
+	return nil, &engine.UnknownModelError{Name: r.PathValue("id")}
 }
 
 // embeddingRequest is the body of POST /v1/embeddings.

@@ -88,32 +88,29 @@ func (s *openAI) responses(w http.ResponseWriter, r *http.Request, q *responsesR
 	if err != nil {
 		return nil, err
 	}
-	x, err := s.begin(w, r, c)
-	if err != nil {
-		return nil, err
-	}
-	defer x.release()
-	a := &responseAnswer{exchange: x, rep: x.replies[0], base: q.response(x.name, &x.req), q: q}
-	a.rep.keepDeltas = !q.Stream
-	a.seal = slices.Contains(q.Include, "reasoning.encrypted_content")
-	if a.summary = q.Reasoning != nil && q.Reasoning.Summary != "" && q.Reasoning.Summary != "none"; a.summary {
-		a.base.Reasoning["summary"] = q.Reasoning.Summary
-	}
-	if q.Store == nil || *q.Store {
-		a.memory, a.owner = s.memory, ownerOf(r.Context())
-		a.base.Store = s.memory.limit > 0
-	}
-	x.st.idle = func() error {
-		if err := a.start(); err != nil {
-			return err
+	return s.converse(w, r, c, func(x *exchange) answer {
+		a := &responseAnswer{exchange: x, rep: x.replies[0], base: q.response(x.name, &x.req), q: q}
+		a.rep.keepDeltas = !q.Stream
+		a.seal = slices.Contains(q.Include, "reasoning.encrypted_content")
+		if a.summary = q.Reasoning != nil && q.Reasoning.Summary != "" && q.Reasoning.Summary != "none"; a.summary {
+			a.base.Reasoning["summary"] = q.Reasoning.Summary
 		}
-		return a.st.ping()
-	}
-	x.st.failed = func(e *apiError) (string, any) {
-		a.base.Status, a.base.Error = "failed", &responseError{"server_error", e.Message}
-		return "response.failed", map[string]any{"type": "response.failed", "sequence_number": a.seq, "response": &a.base}
-	}
-	return x.answer(w, r, a)
+		if q.Store == nil || *q.Store {
+			a.memory, a.owner = s.memory, ownerOf(r.Context())
+			a.base.Store = s.memory.limit > 0
+		}
+		x.st.idle = func() error {
+			if err := a.start(); err != nil {
+				return err
+			}
+			return a.st.ping()
+		}
+		x.st.failed = func(e *apiError) (string, any) {
+			a.base.Status, a.base.Error = "failed", &responseError{"server_error", e.Message}
+			return "response.failed", map[string]any{"type": "response.failed", "sequence_number": a.seq, "response": &a.base}
+		}
+		return a
+	})
 }
 
 // inputTokens counts the tokens of a request without running it.

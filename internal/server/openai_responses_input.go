@@ -27,13 +27,9 @@ type responsesRequest struct {
 	ToolChoice        json.RawMessage   `json:"tool_choice"`
 	ParallelToolCalls *bool             `json:"parallel_tool_calls"`
 	MaxOutputTokens   *int              `json:"max_output_tokens"`
-	Temperature       *float32          `json:"temperature"`
-	TopP              *float32          `json:"top_p"`
-	TopK              *int              `json:"top_k"` // not OpenAI's, like the next ones
-	MinP              *float32          `json:"min_p"`
-	TypicalP          *float32          `json:"typical_p"`
-	Stream            bool              `json:"stream"`
-	Text              *struct {
+	commonSampling
+	Stream bool `json:"stream"`
+	Text   *struct {
 		Format *responseFormat `json:"format"`
 	} `json:"text"`
 	Reasoning *struct {
@@ -42,7 +38,6 @@ type responsesRequest struct {
 	} `json:"reasoning"`
 	Kwargs   map[string]any  `json:"chat_template_kwargs"`
 	Metadata json.RawMessage `json:"metadata"`
-	Strobe   *strobeFields   `json:"strobe"`
 	refusedFields
 
 	items []json.RawMessage   // the input, with ids
@@ -95,10 +90,7 @@ func (s *openAI) responsesConversation(r *http.Request, q *responsesRequest) (*c
 	if err := q.refuse(); err != nil {
 		return nil, err
 	}
-	c := newConversation(q.Model, &samplingFields{
-		Temperature: q.Temperature, TopP: q.TopP, TopK: q.TopK, MinP: q.MinP, TypicalP: q.TypicalP,
-		MaxTokens: q.MaxOutputTokens, Strobe: q.Strobe,
-	}, q.Stream)
+	c := newConversation(q.Model, &samplingFields{commonSampling: q.commonSampling, MaxTokens: q.MaxOutputTokens}, q.Stream)
 	if q.Instructions != nil && *q.Instructions != "" {
 		c.messages = append(c.messages, chat.Message{Role: "system", Content: *q.Instructions})
 	}
@@ -144,9 +136,6 @@ func (q *responsesRequest) tools(c *conversation) error {
 	q.names = map[string]toolName{}
 	var add func(raw json.RawMessage, at, namespace string) error
 	add = func(raw json.RawMessage, at, namespace string) error {
-		if kindOf(raw) != "object" {
-			return invalid(at, "must be an object")
-		}
 		var t struct {
 			Type        string            `json:"type"`
 			Name        string            `json:"name"`
@@ -154,7 +143,7 @@ func (q *responsesRequest) tools(c *conversation) error {
 			Parameters  json.RawMessage   `json:"parameters"`
 			Tools       []json.RawMessage `json:"tools"`
 		}
-		if err := decodeJSON(raw, at, &t); err != nil {
+		if err := decodeFields(raw, at, &t); err != nil {
 			return err
 		}
 		switch {
@@ -316,8 +305,8 @@ func inputMessages(items []placedItem) ([]chat.Message, error) {
 	return out, nil
 }
 
-// sealed is how our own encrypted_content begins. Clients that keep nothing here ask for it and send it back; what is
-// in it they said or heard themselves, so it is merely wrapped.
+// sealed is how our own encrypted_content begins. Clients that store nothing here ask for it and send it back. It holds
+// text they have seen anyway, so it is encoded and not encrypted.
 const sealed = "strobe:"
 
 func seal(text string) string { return sealed + base64.StdEncoding.EncodeToString([]byte(text)) }

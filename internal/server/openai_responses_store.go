@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// memory keeps responses and their items for requests that refer to them, in RAM and within limits: whoever was not
-// referred to for the longest time goes first. Its methods may be called from any goroutine.
+// memory keeps responses and their items for requests that refer to them, in RAM and within limits: the least recently
+// used are dropped first. Its methods may be called from any goroutine.
 type memory struct {
 	limit int64         // bytes of all; none keeps nothing
 	age   time.Duration // since the last use

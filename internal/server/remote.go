@@ -14,8 +14,6 @@ import (
 	"sync"
 	"time"
 
-	"go.opentelemetry.io/otel/propagation"
-
 	"strobe/internal/chat"
 	"strobe/internal/chat/parse"
 	"strobe/internal/engine"
@@ -51,16 +49,6 @@ func (m *remoteModel) answers(c *conversation, req engine.Request) ([]*reply, er
 		out[i] = &reply{parser: &chunks{}, oneCall: c.oneCall, req: req}
 	}
 	return out, nil
-}
-
-// outgoing are the headers that go to an upstream with a request.
-func (s *core) outgoing(r *http.Request) http.Header {
-	h := upstream.Forwarded(r.Header)
-	h.Set("X-Request-Id", requestID(r))
-	if s.tracer.Tracer != nil {
-		traceContext.Inject(r.Context(), propagation.HeaderCarrier(h))
-	}
-	return h
 }
 
 // chatBody returns the body of a request to an upstream. Of sampling it says what the client said and leaves the rest to
@@ -206,7 +194,7 @@ func upstreamError(res *upstream.Response, text []byte) error {
 		Log: fmt.Sprintf("the upstream refuses the request with status %d", res.Status)} // its words may be the client's
 }
 
-// Cancel ends the answer, whether somebody reads it or not.
+// Cancel ends the answer, also while another goroutine reads it.
 func (g *remoteGeneration) Cancel() {
 	g.cancel()
 	_ = g.res.Body.Close()
@@ -365,4 +353,16 @@ func (p *chunks) Close() []parse.Event {
 	}
 	p.open = false
 	return []parse.Event{{Kind: parse.ToolEnd}}
+}
+
+type toolCallJSON struct {
+	Index    *int         `json:"index,omitempty"` // in deltas only
+	ID       string       `json:"id,omitempty"`
+	Type     string       `json:"type,omitempty"`
+	Function functionJSON `json:"function"`
+}
+
+type functionJSON struct {
+	Name      string `json:"name,omitempty"`
+	Arguments string `json:"arguments"`
 }

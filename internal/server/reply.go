@@ -58,6 +58,7 @@ type delta struct {
 	text    string
 	call    int // index of the tool call it belongs to
 	drafted bool
+	end     int // of a merged delta: the index after its last part
 }
 
 // newReply returns a reply to a prompt. In a stream a tool call begins as soon as its name is known; a whole answer
@@ -96,7 +97,7 @@ func (r *reply) take(ev engine.Event) []delta {
 	if ev.Result != nil {
 		r.result = ev.Result
 		if r.enough && r.result.Reason == engine.ReasonLength {
-			// The answer ended before; the engine was at its limit when it heard of that.
+			// The answer was complete before; the engine reached its limit before it was cancelled.
 			res := *r.result
 			res.Reason = engine.ReasonStop
 			r.result = &res
@@ -192,10 +193,12 @@ func (r *reply) finish() string {
 // merge joins neighbouring deltas of the same text.
 func merge(ds []delta) []delta {
 	var out []delta
-	for _, d := range ds {
+	for i, d := range ds {
+		d.end = i + 1
 		if n := len(out) - 1; n >= 0 && out[n].kind == d.kind && out[n].call == d.call && d.kind != parse.ToolBegin &&
 			d.kind != parse.ToolEnd {
 			out[n].text += d.text
+			out[n].end = d.end
 			continue
 		}
 		out = append(out, d)

@@ -55,9 +55,6 @@ func (s *stream) send(name string, v any) error {
 // useLines turns the stream into one of lines of JSON, which have no comments to break a silence with.
 func (s *stream) useLines() { s.lines, s.idle = true, nil }
 
-// end adds the last event of OpenAI's streams.
-func (s *stream) end() { s.buf.WriteString("data: [DONE]\n\n") }
-
 // ping sends a comment, which clients ignore and proxies count as a sign of life.
 func (s *stream) ping() error {
 	s.buf.WriteString(":\n\n")
