@@ -28,7 +28,8 @@ func TestHangsInMidStream(t *testing.T) {
 				flush(w, r)
 				hang(w, r)
 			}
-			f := fleetWith(t, Options{Begin: time.Millisecond, Policy: LeastLoaded}, Model{Name: "m", URLs: []string{bad.URL, good.URL}})
+			opt := Options{Begin: time.Millisecond, Policy: LeastLoaded}
+			f := fleetWith(t, opt, Model{Name: "m", URLs: []string{bad.URL, good.URL}})
 			waitFor(t, f, wellAll)
 			ctx, leave := context.WithCancel(t.Context())
 			defer leave()
@@ -38,7 +39,8 @@ func TestHangsInMidStream(t *testing.T) {
 					_ = res.Body.Close()
 				}
 				var err error
-				if res, err = f.Send(ctx, Request{Model: "m", Path: "/v1/completions", Body: []byte(`{"stream":true}`)}); err != nil {
+				q := Request{Model: "m", Path: "/v1/completions", Body: []byte(`{"stream":true}`)}
+				if res, err = f.Send(ctx, q); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -146,6 +148,7 @@ func TestNothingStaysOpen(t *testing.T) {
 			s.RoundTripper = f.client.Transport
 			watched := &Fleet{opt: f.opt, groups: f.groups,
 				client: &http.Client{Transport: s, CheckRedirect: f.client.CheckRedirect}}
+			_, _ = watched.ask(t.Context(), f.groups["m"], f.groups["m"].replicas[0])
 			res, err := watched.Send(t.Context(), Request{Model: "m", Path: "/v1/completions", Body: []byte(`{"stream":true}`)})
 			if err == nil {
 				_, _ = io.ReadAll(res.Body)
@@ -296,7 +299,7 @@ func TestWrongRequests(t *testing.T) {
 func TestNote(t *testing.T) {
 	var log lockedBuffer
 	f := &Fleet{opt: Options{Log: slog.New(slog.NewTextHandler(&log, nil))}}
-	g, r := &group{}, &replica{err: errUnasked, model: "before"}
+	g, r := &group{Model: Model{Name: "m"}}, &replica{base: "http://x", err: errUnasked, model: "before"}
 	for i, c := range []struct {
 		err         error
 		model, says string
@@ -304,7 +307,7 @@ func TestNote(t *testing.T) {
 	}{
 		{errEmpty, "before", "upstream is out", false}, // never well, which is said as well
 		{errLate, "before", "", false},
-		{nil, "a", "upstream is ready", true},
+		{nil, "a", "upstream is ready\" model=m replica=http://x name=a", true},
 		{nil, "b", "", true},
 		{errLate, "b", "upstream is out", false},
 		{nil, "c", "upstream is ready", true},
@@ -313,7 +316,8 @@ func TestNote(t *testing.T) {
 		before := len(log.String())
 		f.note(g, r, c.model, c.err)
 		said := log.String()[before:]
-		if !strings.Contains(said, c.says) || (said == "") != (c.says == "") {
+		if !strings.Contains(said, c.says) || (said == "") != (c.says == "") ||
+			said != "" && !strings.Contains(said, "model=m replica=http://x ") {
 			t.Errorf("%d: the log says %q", i, said)
 		}
 		if err, model := r.state(); err != c.err || model != c.model || r.ill.Load() != (c.err != nil) {
@@ -326,5 +330,86 @@ func TestNote(t *testing.T) {
 	var nothing *Fleet
 	if nothing.Has("m") || nothing.States() != nil {
 		t.Error("no fleet has models")
+	}
+}
+
+// TestStatus: which answers are passed on, errors without the key, and which make another replica be asked.
+func TestStatus(t *testing.T) {
+	for status, passed := range map[int]bool{
+		200: true, 299: true, 300: false, 399: false, 400: true, 401: true, 404: true, 405: true, 500: true, 501: true,
+		502: false, 503: false, 504: false, 429: false,
+	} {
+		bad, good := newFake(t, "m"), newFake(t, "m")
+		bad.answer = func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "text/x")
+			w.WriteHeader(status)
+			fmt.Fprint(w, "bad sk-1")
+		}
+		want := "bad sk-1"
+		if status >= 400 { // errors may repeat the key
+			want = "bad ***"
+		}
+		f := fleetWith(t, Options{Policy: RoundRobin}, Model{Name: "m", URLs: []string{bad.URL, good.URL}, Key: "sk-1"})
+		waitFor(t, f, wellAll)
+		for bad.served.Load() == 0 {
+			text, res := send(t, f, Request{Model: "m"})
+			if asked := bad.served.Load() > 0; asked && (res.Replica == bad.URL) != passed {
+				t.Errorf("%d: the client gets %d of %s", status, res.Status, res.Replica)
+			}
+			if res.Replica == bad.URL && (res.Status != status || text != want || res.Head.Get("Content-Type") != "text/x") {
+				t.Errorf("%d: the client gets %d, %q, %v", status, res.Status, text, res.Head)
+			}
+		}
+	}
+}
+
+// TestTurns: replicas that are equal take turns, each the first in its turn and the next one after it.
+func TestTurns(t *testing.T) {
+	for _, p := range []Policy{LeastLoaded, Sticky} {
+		if got := fmt.Sprint(p.Order(nodes(1, 0), 0, 0)); got != "[1 0]" {
+			t.Errorf("%v: of two the busier one comes first: %s", p, got)
+		}
+	}
+	for turn, want := range []string{"[0 1 2]", "[1 2 0]", "[2 0 1]", "[0 1 2]"} {
+		for _, p := range []Policy{RoundRobin, LeastLoaded, Sticky} {
+			if got := fmt.Sprint(p.Order(nodes(1, 1, 1), 0, uint64(turn))); got != want {
+				t.Errorf("%v, turn %d: %s", p, turn, got)
+			}
+		}
+	}
+}
+
+// TestTailLength: as much of an answer's end is kept as was promised, and no more than twice that.
+func TestTailLength(t *testing.T) {
+	for _, piece := range []int{1, 3, maxTail, 2*maxTail + 1} {
+		var b tail
+		for n := piece; n < 5*maxTail; n += piece {
+			b.add(make([]byte, piece))
+			if got := len(b.buf); got < min(n, maxTail) || got > 2*maxTail {
+				t.Fatalf("%d bytes in pieces of %d: %d are kept", n, piece, got)
+			}
+		}
+	}
+	var b tail
+	b.add(make([]byte, maxTail))
+	b.add(make([]byte, maxTail))
+	if len(b.buf) != 2*maxTail {
+		t.Errorf("what fits is cut to %d", len(b.buf))
+	}
+}
+
+// TestFailureIsLogged: the log says which replica failed and why, which clients do not get to see.
+func TestFailureIsLogged(t *testing.T) {
+	var log lockedBuffer
+	base := dead(t)
+	f := fleetWith(t, Options{Log: slog.New(slog.NewTextHandler(&log, nil))}, Model{Name: "m", URLs: []string{base}})
+	if _, err := f.Send(t.Context(), Request{Model: "m", Path: "/v1/completions", Body: []byte("{}")}); err == nil {
+		t.Error("a dead replica answers")
+	}
+	if want := `msg="upstream fails" model=m replica=` + base + " error="; !strings.Contains(log.String(), want) {
+		t.Errorf("the log says %s", log.String())
+	}
+	if h := Forwarded(http.Header{"Accept": {}, "Cookie": {"x"}}); len(h) != 0 {
+		t.Errorf("headers without values are sent: %v", h)
 	}
 }
