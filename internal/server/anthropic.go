@@ -299,12 +299,8 @@ func (s *anthropic) messages(w http.ResponseWriter, r *http.Request, q *messages
 		a := &messageAnswer{exchange: x, rep: x.replies[0], base: anthropicResponse{ID: newID("msg_"), Type: "message",
 			Role: "assistant", Model: x.name, Content: []block{}}}
 		x.st.idle = func() error {
-			if err := a.begin(); err != nil {
-				return err
-			}
-			if err := a.event("ping", map[string]any{}); err != nil {
-				return err
-			}
+			a.begin()
+			a.event("ping", map[string]any{})
 			return a.st.flush()
 		}
 		return a
@@ -357,103 +353,82 @@ func (a *messageAnswer) whole() (any, error) {
 }
 
 // begin sends the event that every stream begins with.
-func (a *messageAnswer) begin() error {
+func (a *messageAnswer) begin() {
 	if a.begun {
-		return nil
+		return
 	}
 	a.begun = true
 	msg, s := a.base, a.rep.gen.State()
 	msg.Usage = anthropicUsage{InputTokens: s.Prompt - s.Cached, CacheRead: s.Cached}
-	return a.event("message_start", map[string]any{"message": &msg})
+	a.event("message_start", map[string]any{"message": &msg})
 }
 
 // event sends an event with its type.
-func (a *messageAnswer) event(name string, fields map[string]any) error {
+func (a *messageAnswer) event(name string, fields map[string]any) {
 	fields["type"] = name
-	return a.st.send(name, fields)
+	a.st.send(name, fields)
 }
 
-func (a *messageAnswer) openBlock(kind parse.Kind, b block) error {
-	if err := a.closeBlock(); err != nil {
-		return err
-	}
+func (a *messageAnswer) openBlock(kind parse.Kind, b block) {
+	a.closeBlock()
 	a.open, a.kind = true, kind
-	return a.event("content_block_start", map[string]any{"index": a.index, "content_block": b})
+	a.event("content_block_start", map[string]any{"index": a.index, "content_block": b})
 }
 
 // addToBlock sends a piece of the open block.
-func (a *messageAnswer) addToBlock(kind, field, text string) error {
-	return a.event("content_block_delta", map[string]any{"index": a.index,
-		"delta": map[string]string{"type": kind, field: text}})
+func (a *messageAnswer) addToBlock(kind, field, text string) {
+	a.event("content_block_delta", map[string]any{"index": a.index, "delta": map[string]string{"type": kind, field: text}})
 }
 
-func (a *messageAnswer) closeBlock() error {
+func (a *messageAnswer) closeBlock() {
 	if !a.open {
-		return nil
+		return
 	}
 	if a.kind == parse.Reasoning {
-		if err := a.addToBlock("signature_delta", "signature", ""); err != nil {
-			return err
-		}
+		a.addToBlock("signature_delta", "signature", "")
 	}
-	err := a.event("content_block_stop", map[string]any{"index": a.index})
+	a.event("content_block_stop", map[string]any{"index": a.index})
 	a.open = false
 	a.index++
-	return err
 }
 
-// addText sends a piece of an answer or of reasoning.
-func (a *messageAnswer) addText(d delta) error {
-	if !a.open || a.kind != d.kind {
-		b := block{Type: "text", Text: new(string)}
-		if d.kind == parse.Reasoning {
-			b = block{Type: "thinking", Thinking: new(string), Signature: new(string)}
-		}
-		if err := a.openBlock(d.kind, b); err != nil {
-			return err
-		}
-	}
-	if d.kind == parse.Reasoning {
-		return a.addToBlock("thinking_delta", "thinking", d.text)
-	}
-	return a.addToBlock("text_delta", "text", d.text)
-}
-
-func (a *messageAnswer) chunk(_ int, ds []delta) error {
-	if err := a.begin(); err != nil {
-		return err
-	}
+func (a *messageAnswer) chunk(_ int, ds []delta) {
+	a.begin()
 	for _, d := range merge(ds) {
-		if err := a.delta(d); err != nil {
-			return err
-		}
+		a.delta(d)
 	}
 	if a.rep.result == nil {
-		return nil
+		return
 	}
-	if err := a.closeBlock(); err != nil {
-		return err
-	}
+	a.closeBlock()
 	reason, seq := a.stop()
-	if err := a.event("message_delta", map[string]any{
+	a.event("message_delta", map[string]any{
 		"delta": map[string]any{"stop_reason": reason, "stop_sequence": seq}, "usage": a.usage(),
-	}); err != nil {
-		return err
-	}
-	return a.event("message_stop", map[string]any{})
+	})
+	a.event("message_stop", map[string]any{})
 }
 
-func (a *messageAnswer) delta(d delta) error {
+func (a *messageAnswer) delta(d delta) {
+	another := !a.open || a.kind != d.kind
 	switch d.kind {
-	case parse.Content, parse.Reasoning:
-		return a.addText(d)
+	case parse.Content:
+		if another {
+			a.openBlock(d.kind, block{Type: "text", Text: new(string)})
+		}
+		a.addToBlock("text_delta", "text", d.text)
+	case parse.Reasoning:
+		if another {
+			a.openBlock(d.kind, block{Type: "thinking", Thinking: new(string), Signature: new(string)})
+		}
+		a.addToBlock("thinking_delta", "thinking", d.text)
 	case parse.ToolBegin:
 		c := a.rep.calls[d.call]
-		return a.openBlock(d.kind, block{Type: "tool_use", ID: c.id, Name: c.name, Input: json.RawMessage("{}")})
+		a.openBlock(d.kind, block{Type: "tool_use", ID: c.id, Name: c.name, Input: json.RawMessage("{}")})
 	case parse.ToolArguments:
-		return a.addToBlock("input_json_delta", "partial_json", d.text)
+		a.addToBlock("input_json_delta", "partial_json", d.text)
+	default:
+		a.closeBlock()
 	}
-	return a.closeBlock()
 }
 
 // countTokens answers POST /v1/messages/count_tokens.

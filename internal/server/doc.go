@@ -10,9 +10,9 @@
 //   - openai_*.go, anthropic.go, ollama*.go and llamacpp_*.go are the protocols. Each is a type that embeds core and
 //     lists its endpoints. It decodes a request into types of its own, turns that into a conversation, and shows the
 //     replies in its own JSON. No protocol uses a name of another one (TestProtocolsApart).
-//   - exchange.go is the way all of them take: core.converse finds the model, prepares a reply for each answer, and reads
-//     what is generated. The model is one of this server (model.go) or of another one (remote.go).
-//   - What they share lies in conversation.go, sampling.go, formats.go, constrain.go and prompts.go (what is asked for),
+//   - exchange.go is the way all of them take: core.converse finds the model, prepares a reply for each answer, and
+//     reads what is generated. The model is one of this server (model.go) or of another one (remote.go).
+//   - What they share: conversation.go, sampling.go, formats.go, constrain.go and prompts.go (what is asked for),
 //     reply.go, usage.go and stream.go (what is answered), json.go and errors.go.
 //
 // A request for a model of another server that knows the path is passed on as it is (endpoint.go).

@@ -138,8 +138,8 @@ func (s *core) upstreamOf(body []byte) string {
 	return q.Model
 }
 
-// copyAnswer passes an upstream's answer on as it arrives. When it breaks off, a stream ends with an event that says so;
-// anything else is cut off, so that no client takes it for complete.
+// copyAnswer passes an upstream's answer on as it arrives. When it breaks off, a stream ends with an event that says
+// so; anything else is cut off, so that no client takes it for complete.
 func (s *core) copyAnswer(w http.ResponseWriter, r *http.Request, res *upstream.Response) error {
 	rc := http.NewResponseController(w)
 	buf := make([]byte, 32<<10)

@@ -25,7 +25,7 @@ type exchange struct {
 // answer is how a protocol shows replies.
 type answer interface {
 	// chunk sends what one event of the engine brought for a reply.
-	chunk(i int, ds []delta) error
+	chunk(i int, ds []delta)
 	// whole returns the answer in one piece.
 	whole() (any, error)
 }
@@ -54,7 +54,8 @@ func (s *core) acquireModel(r *http.Request, c *conversation) (m chatModel, rele
 
 // converse answers a conversation. All protocols and models go this way: find the model, prepare a reply for each
 // answer, generate them, and let the protocol show them.
-func (s *core) converse(w http.ResponseWriter, r *http.Request, c *conversation, show func(*exchange) answer) (any, error) {
+func (s *core) converse(w http.ResponseWriter, r *http.Request, c *conversation,
+	show func(*exchange) answer) (any, error) {
 	start := time.Now()
 	m, release, err := s.acquireModel(r, c)
 	if err != nil {
@@ -87,9 +88,7 @@ func (s *core) converse(w http.ResponseWriter, r *http.Request, c *conversation,
 		return a.whole()
 	}
 	err = x.run(r, func(i int, ds []delta) error {
-		if err := a.chunk(i, ds); err != nil {
-			return err
-		}
+		a.chunk(i, ds)
 		return x.st.flush()
 	}, x.st.idle)
 	if err != nil {

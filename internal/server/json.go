@@ -16,7 +16,8 @@ import (
 )
 
 // goNames are the names of embedded structs, which errors of package json mention though requests have no such keys.
-var goNames = []string{"commonSampling", "samplingFields", "thinkingFields", "formatFields", "refusedFields", "namedTool"}
+var goNames = []string{"commonSampling", "samplingFields", "thinkingFields", "formatFields",
+	"refusedFields", "namedTool"}
 
 // decodeJSON is json.Unmarshal with errors for people. path is where the value stands in the request.
 func decodeJSON(data []byte, path string, v any) error {

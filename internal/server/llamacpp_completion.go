@@ -180,7 +180,7 @@ func (a *nativeAnswer) whole() (any, error) {
 	return out, nil
 }
 
-func (a *nativeAnswer) chunk(i int, ds []delta) error {
+func (a *nativeAnswer) chunk(i int, ds []delta) {
 	rep, content := a.replies[i], ""
 	for _, d := range ds {
 		content += d.text
@@ -194,14 +194,11 @@ func (a *nativeAnswer) chunk(i int, ds []delta) error {
 		if a.q.TimingsPerToken {
 			out["timings"] = rep.timingsSoFar()
 		}
-		if err := a.st.send("", out); err != nil {
-			return err
-		}
+		a.st.send("", out)
 	}
-	if rep.result == nil {
-		return nil
+	if rep.result != nil {
+		a.st.send("", a.end(i, a.part(i, "")))
 	}
-	return a.st.send("", a.end(i, a.part(i, "")))
 }
 
 // embedding is llama.cpp's POST /embedding: its texts are content, and each vector is in a list of its own.

@@ -294,27 +294,20 @@ func (a *ollamaAnswer) whole() (any, error) {
 	return a.end(a.piece(a.rep.content.String(), a.rep.reasoning.String(), calls)), nil
 }
 
-func (a *ollamaAnswer) chunk(_ int, ds []delta) error {
+func (a *ollamaAnswer) chunk(_ int, ds []delta) {
 	for _, d := range merge(ds) {
-		var out *ollamaChunk
 		switch d.kind {
 		case parse.Content:
-			out = a.piece(d.text, "", nil)
+			a.st.send("", a.piece(d.text, "", nil))
 		case parse.Reasoning:
-			out = a.piece("", d.text, nil)
+			a.st.send("", a.piece("", d.text, nil))
 		case parse.ToolEnd:
-			out = a.piece("", "", a.rep.calls[d.call:d.call+1])
-		default:
-			continue
-		}
-		if err := a.st.send("", out); err != nil {
-			return err
+			a.st.send("", a.piece("", "", a.rep.calls[d.call:d.call+1]))
 		}
 	}
-	if a.rep.result == nil {
-		return nil
+	if a.rep.result != nil {
+		a.st.send("", a.end(a.piece("", "", nil)))
 	}
-	return a.st.send("", a.end(a.piece("", "", nil)))
 }
 
 // keepAlive reads Ollama's time for which a model stays loaded: seconds, or a text like 5m. Negative is for ever.

@@ -155,9 +155,7 @@ func (s *ollama) pullModel(w http.ResponseWriter, r *http.Request, q *ollamaName
 	st := newStream(w)
 	st.useLines()
 	say := func(v any) error {
-		if err := st.send("", v); err != nil {
-			return err
-		}
+		st.send("", v)
 		return st.flush()
 	}
 	ctx, cancel := context.WithCancelCause(r.Context())

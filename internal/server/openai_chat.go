@@ -236,19 +236,14 @@ func (a *choicesAnswer[C]) total(choices []C) *choicesJSON[C] {
 }
 
 // endStream sends what follows the last chunk of the last choice.
-func (a *choicesAnswer[C]) endStream() error {
-	for _, rep := range a.replies {
-		if rep.result == nil {
-			return nil
-		}
+func (a *choicesAnswer[C]) endStream() {
+	if slices.ContainsFunc(a.replies, func(rep *reply) bool { return rep.result == nil }) {
+		return
 	}
 	if a.base.Usage != nil {
-		if err := a.st.send("", a.total([]C{})); err != nil {
-			return err
-		}
+		a.st.send("", a.total([]C{}))
 	}
 	a.st.buf.WriteString("data: [DONE]\n\n")
-	return nil
 }
 
 type chatChoice struct {
@@ -348,36 +343,27 @@ func (a *chatAnswer) whole() (any, error) {
 	return a.total(choices), nil
 }
 
-func (a *chatAnswer) chunk(i int, ds []delta) error {
+func (a *chatAnswer) chunk(i int, ds []delta) {
 	rep := a.replies[i]
 	if !a.begun[i] {
 		a.begun[i] = true
-		if err := a.send(i, &chatDelta{Role: "assistant", Content: new(string)}, nil, nil); err != nil {
-			return err
-		}
+		a.send(i, &chatDelta{Role: "assistant", Content: new(string)}, nil, nil)
 	}
 	if rep.reading != nil {
 		out := a.base
 		out.Choices, out.Progress, rep.reading = []chatChoice{{Index: i, Delta: &chatDelta{}}}, rep.reading, nil
-		if err := a.st.send("", &out); err != nil {
-			return err
-		}
+		a.st.send("", &out)
 	}
-	if err := a.deltas(i, ds); err != nil {
-		return err
+	a.deltas(i, ds)
+	if rep.result != nil {
+		finish := a.finish(rep)
+		a.send(i, &chatDelta{}, &finish, nil)
+		a.endStream()
 	}
-	if rep.result == nil {
-		return nil
-	}
-	finish := a.finish(rep)
-	if err := a.send(i, &chatDelta{}, &finish, nil); err != nil {
-		return err
-	}
-	return a.endStream()
 }
 
 // deltas sends what one event of the engine brought, text of the same kind in one chunk.
-func (a *chatAnswer) deltas(i int, ds []delta) error {
+func (a *chatAnswer) deltas(i int, ds []delta) {
 	begin := 0
 	for _, d := range merge(ds) {
 		parts := ds[begin:d.end] // by token
@@ -399,15 +385,12 @@ func (a *chatAnswer) deltas(i int, ds []delta) error {
 		if len(cd.ToolCalls) > 0 && a.q.hasFunctions() {
 			cd.Function, cd.ToolCalls = &cd.ToolCalls[0].Function, nil
 		}
-		if err := a.send(i, &cd, nil, parts); err != nil {
-			return err
-		}
+		a.send(i, &cd, nil, parts)
 	}
-	return nil
 }
 
 // send sends one chunk. The last one of a single choice has the timings.
-func (a *chatAnswer) send(i int, d *chatDelta, finish *string, ds []delta) error {
+func (a *chatAnswer) send(i int, d *chatDelta, finish *string, ds []delta) {
 	rep := a.replies[i]
 	out := a.base
 	ch := chatChoice{Index: i, Delta: d, FinishReason: finish}
@@ -425,7 +408,7 @@ func (a *chatAnswer) send(i int, d *chatDelta, finish *string, ds []delta) error
 	if a.q.Strobe != nil && a.q.Strobe.Spans && d.Role == "" {
 		out.Strobe = rep.spans(ds)
 	}
-	return a.st.send("", &out)
+	a.st.send("", &out)
 }
 
 // decodeMessages reads OpenAI's messages and names the one that is wrong.

@@ -143,7 +143,7 @@ func (a *textAnswer) whole() (any, error) {
 	return a.total(choices), nil
 }
 
-func (a *textAnswer) chunk(i int, ds []delta) error {
+func (a *textAnswer) chunk(i int, ds []delta) {
 	rep := a.replies[i]
 	ch := completionChoice{Index: i}
 	if !a.begun[i] {
@@ -168,14 +168,12 @@ func (a *textAnswer) chunk(i int, ds []delta) error {
 		out.Timings = rep.timingsSoFar()
 	}
 	if ch.Text == "" && ch.FinishReason == nil && ch.LogProbs == nil {
-		return nil // all of it is held back
+		return // all of it is held back
 	}
 	out.Choices = []completionChoice{ch}
 	if a.q.Strobe != nil && a.q.Strobe.Spans {
 		out.Strobe = rep.spans(ds)
 	}
-	if err := a.st.send("", &out); err != nil {
-		return err
-	}
-	return a.endStream()
+	a.st.send("", &out)
+	a.endStream()
 }

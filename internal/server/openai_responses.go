@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"encoding/json"
 	"net/http"
 	"slices"
@@ -100,9 +101,7 @@ func (s *openAI) responses(w http.ResponseWriter, r *http.Request, q *responsesR
 			a.base.Store = s.memory.limit > 0
 		}
 		x.st.idle = func() error {
-			if err := a.start(); err != nil {
-				return err
-			}
+			a.start()
 			return a.st.ping()
 		}
 		x.st.failed = func(e *apiError) (string, any) {
@@ -127,20 +126,16 @@ func (s *openAI) inputTokens(w http.ResponseWriter, r *http.Request, q *response
 }
 
 func (a *responseAnswer) whole() (any, error) {
-	if err := a.add(a.rep.deltas); err != nil {
-		return nil, err
-	}
+	a.add(a.rep.deltas)
 	return &a.base, a.finish()
 }
 
-func (a *responseAnswer) chunk(_ int, ds []delta) error {
-	if err := a.start(); err != nil {
-		return err
+func (a *responseAnswer) chunk(_ int, ds []delta) {
+	a.start()
+	a.add(ds)
+	if a.rep.result != nil {
+		a.st.err = cmp.Or(a.st.err, a.finish())
 	}
-	if err := a.add(ds); err != nil || a.rep.result == nil {
-		return err
-	}
-	return a.finish()
 }
 
 // response is the object as it is before anything was generated.
@@ -215,27 +210,21 @@ func (a *responseAnswer) part(text string) outputPart {
 }
 
 // event sends an event with its type and number.
-func (a *responseAnswer) event(name string, fields map[string]any) error {
-	if !a.stream {
-		return nil
+func (a *responseAnswer) event(name string, fields map[string]any) {
+	if a.stream {
+		fields["type"], fields["sequence_number"] = name, a.seq
+		a.seq++
+		a.st.send(name, fields)
 	}
-	fields["type"], fields["sequence_number"] = name, a.seq
-	a.seq++
-	return a.st.send(name, fields)
 }
 
 // start sends the two events every stream begins with.
-func (a *responseAnswer) start() error {
-	if a.begun {
-		return nil
+func (a *responseAnswer) start() {
+	if !a.begun {
+		a.begun = true
+		a.event("response.created", map[string]any{"response": &a.base})
+		a.event("response.in_progress", map[string]any{"response": &a.base})
 	}
-	a.begun = true
-	for _, name := range []string{"response.created", "response.in_progress"} {
-		if err := a.event(name, map[string]any{"response": &a.base}); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 func (a *responseAnswer) item() *outputItem { return &a.base.Output[len(a.base.Output)-1] }
@@ -249,38 +238,32 @@ func (a *responseAnswer) place(more map[string]any) map[string]any {
 	return more
 }
 
-func (a *responseAnswer) begin(kind parse.Kind, it outputItem) error {
-	if err := a.end("completed"); err != nil {
-		return err
-	}
+func (a *responseAnswer) begin(kind parse.Kind, it outputItem) {
+	a.end("completed")
 	a.open, a.kind = true, kind
 	a.text.Reset()
 	it.Status = "in_progress"
 	a.base.Output = append(a.base.Output, it)
-	if err := a.event("response.output_item.added", map[string]any{"output_index": len(a.base.Output) - 1,
-		"item": a.item()}); err != nil {
-		return err
+	a.event("response.output_item.added", map[string]any{"output_index": len(a.base.Output) - 1, "item": a.item()})
+	if kind != parse.ToolBegin {
+		a.event(a.shown().partEvent+".added", a.place(map[string]any{"part": a.part("")}))
 	}
-	if kind == parse.ToolBegin {
-		return nil
-	}
-	return a.event(a.shown().partEvent+".added", a.place(map[string]any{"part": a.part("")}))
 }
 
 // addText adds text to the open item.
-func (a *responseAnswer) addText(text string) error {
+func (a *responseAnswer) addText(text string) {
 	a.text.WriteString(text)
 	m := a.place(map[string]any{"delta": text})
 	if a.kind == parse.Content {
 		m["logprobs"] = []any{}
 	}
-	return a.event(a.shown().textEvent+".delta", m)
+	a.event(a.shown().textEvent+".delta", m)
 }
 
 // end completes the open item, or leaves it incomplete.
-func (a *responseAnswer) end(status string) error {
+func (a *responseAnswer) end(status string) {
 	if !a.open {
-		return nil
+		return
 	}
 	a.open = false
 	text, it := a.text.String(), a.item()
@@ -303,53 +286,45 @@ func (a *responseAnswer) end(status string) error {
 		code := seal(text)
 		it.Encrypted = &code
 	}
-	if err := a.event(how.textEvent+".done", m); err != nil {
-		return err
-	}
+	a.event(how.textEvent+".done", m)
 	if how.part != "" {
-		if err := a.event(how.partEvent+".done", a.place(map[string]any{"part": a.part(text)})); err != nil {
-			return err
-		}
+		a.event(how.partEvent+".done", a.place(map[string]any{"part": a.part(text)}))
 	}
-	return a.event("response.output_item.done", map[string]any{"output_index": len(a.base.Output) - 1, "item": it})
+	a.event("response.output_item.done", map[string]any{"output_index": len(a.base.Output) - 1, "item": it})
 }
 
 // add adds what the model generated to the output.
-func (a *responseAnswer) add(ds []delta) error {
+func (a *responseAnswer) add(ds []delta) {
 	for _, d := range merge(ds) {
-		var err error
+		another := !a.open || a.kind != d.kind
 		switch d.kind {
-		case parse.Content, parse.Reasoning:
-			if !a.open || a.kind != d.kind {
-				it := outputItem{Type: "message", ID: newID("msg_"), Role: "assistant", Content: &[]outputPart{}}
-				if d.kind == parse.Reasoning {
-					it = outputItem{Type: "reasoning", ID: newID("rs_"), Summary: &[]outputPart{}}
-					if !a.summary {
-						it.Content = &[]outputPart{}
-					}
-				}
-				if err = a.begin(d.kind, it); err != nil {
-					return err
-				}
+		case parse.Content:
+			if another {
+				a.begin(d.kind, outputItem{Type: "message", ID: newID("msg_"), Role: "assistant", Content: &[]outputPart{}})
 			}
-			err = a.addText(d.text)
+			a.addText(d.text)
+		case parse.Reasoning:
+			if another {
+				it := outputItem{Type: "reasoning", ID: newID("rs_"), Summary: &[]outputPart{}}
+				if !a.summary {
+					it.Content = &[]outputPart{}
+				}
+				a.begin(d.kind, it)
+			}
+			a.addText(d.text)
 		case parse.ToolBegin:
 			c := a.rep.calls[d.call]
 			it := outputItem{Type: "function_call", ID: newID("fc_"), CallID: c.id, Name: c.name, Arguments: new(string)}
 			if n, ok := a.q.names[c.name]; ok {
 				it.Name, it.Namespace = n.name, n.namespace
 			}
-			err = a.begin(d.kind, it)
+			a.begin(d.kind, it)
 		case parse.ToolArguments:
-			err = a.addText(d.text)
+			a.addText(d.text)
 		case parse.ToolEnd:
-			err = a.end("completed")
-		}
-		if err != nil {
-			return err
+			a.end("completed")
 		}
 	}
-	return nil
 }
 
 // finish completes the response.
@@ -359,9 +334,7 @@ func (a *responseAnswer) finish() error {
 		status = "incomplete"
 		a.base.IncompleteDetails = &incompleteJSON{"max_output_tokens"}
 	}
-	if err := a.end(status); err != nil {
-		return err
-	}
+	a.end(status)
 	u := &responseUsage{InputTokens: res.Prompt, OutputTokens: res.Generated, TotalTokens: res.Prompt + res.Generated}
 	u.InputDetails.CachedTokens = res.Cached
 	u.InputDetails.add(res)
@@ -374,5 +347,6 @@ func (a *responseAnswer) finish() error {
 		}
 		a.base.Store = stored
 	}
-	return a.event("response."+status, map[string]any{"response": &a.base})
+	a.event("response."+status, map[string]any{"response": &a.base})
+	return nil
 }

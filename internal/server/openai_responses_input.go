@@ -90,7 +90,8 @@ func (s *openAI) responsesConversation(r *http.Request, q *responsesRequest) (*c
 	if err := q.refuse(); err != nil {
 		return nil, err
 	}
-	c := newConversation(q.Model, &samplingFields{commonSampling: q.commonSampling, MaxTokens: q.MaxOutputTokens}, q.Stream)
+	sampling := &samplingFields{commonSampling: q.commonSampling, MaxTokens: q.MaxOutputTokens}
+	c := newConversation(q.Model, sampling, q.Stream)
 	if q.Instructions != nil && *q.Instructions != "" {
 		c.messages = append(c.messages, chat.Message{Role: "system", Content: *q.Instructions})
 	}

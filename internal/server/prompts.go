@@ -171,7 +171,8 @@ type infillFile struct {
 }
 
 // embed returns the vectors of texts or lists of tokens, each of length 1, and how many tokens they have.
-func (m *model) embed(ctx context.Context, input json.RawMessage, dimensions *int) (out [][]float32, tokens int, err error) {
+func (m *model) embed(ctx context.Context, input json.RawMessage, dimensions *int) (
+	out [][]float32, tokens int, err error) {
 	inputs, err := m.prompts(ctx, "input", input)
 	if err != nil {
 		return nil, 0, err

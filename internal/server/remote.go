@@ -51,7 +51,7 @@ func (m *remoteModel) answers(c *conversation, req engine.Request) ([]*reply, er
 	return out, nil
 }
 
-// chatBody returns the body of a request to an upstream. Of sampling it says what the client said and leaves the rest to
+// chatBody returns the body of a request to an upstream. Of sampling it holds what the client said; the rest is left to
 // the upstream's defaults.
 func chatBody(model string, c *conversation, req *engine.Request) ([]byte, error) {
 	f := c.sampling

@@ -2,6 +2,7 @@ package server
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"net/http"
@@ -18,6 +19,7 @@ type stream struct {
 	rc      *http.ResponseController
 	buf     bytes.Buffer
 	enc     *json.Encoder
+	err     error // of an event that cannot be JSON
 	started bool
 	lines   bool // Ollama's streams: lines of JSON
 	// idle is called after a silence, so that proxies do not take the stream for dead; nil sends nothing.
@@ -34,22 +36,25 @@ func newStream(w http.ResponseWriter) *stream {
 	return s
 }
 
-// send adds an event. A name is what Anthropic and the Responses API have and the others lack.
-func (s *stream) send(name string, v any) error {
+// send adds an event. A name is what Anthropic and the Responses API have and the others lack. flush reports errors.
+func (s *stream) send(name string, v any) {
+	before := s.buf.Len()
 	if name != "" {
 		s.buf.WriteString("event: ")
 		s.buf.WriteString(name)
 		s.buf.WriteByte('\n')
 	}
-	if s.lines {
-		return s.enc.Encode(v)
+	if !s.lines {
+		s.buf.WriteString("data: ")
 	}
-	s.buf.WriteString("data: ")
 	if err := s.enc.Encode(v); err != nil { // ends with a line break
-		return err
+		s.buf.Truncate(before)
+		s.err = cmp.Or(s.err, err)
+		return
 	}
-	s.buf.WriteByte('\n')
-	return nil
+	if !s.lines {
+		s.buf.WriteByte('\n')
+	}
 }
 
 // useLines turns the stream into one of lines of JSON, which have no comments to break a silence with.
@@ -61,10 +66,10 @@ func (s *stream) ping() error {
 	return s.flush()
 }
 
-// flush sends what was gathered. An error means that the client is gone.
+// flush sends what was gathered. An error means that the client is gone, or is that of an event.
 func (s *stream) flush() error {
-	if s.buf.Len() == 0 {
-		return nil
+	if s.err != nil || s.buf.Len() == 0 {
+		return s.err
 	}
 	if !s.started {
 		h := s.w.Header()
@@ -109,9 +114,9 @@ func (s *stream) fail(r *http.Request, err error) {
 	if s.failed != nil {
 		name, v = s.failed(e)
 	}
-	if s.send(name, v) == nil {
-		_ = s.flush()
-	}
+	s.err = nil
+	s.send(name, v)
+	_ = s.flush()
 }
 
 // fail answers with an error. Nothing may have been written before.
