@@ -1,8 +1,8 @@
 // Package dialog turns what people and programs say into the tokens a model reads: messages go through the
 // model's chat template, plain text stands for itself.
 //
-// One rule holds for everything built here: control tokens are the template's. Whoever spells <|im_end|> in a
-// message, a tool's description or a text to be continued gets the characters, never the token that ends a turn.
+// One rule holds for everything built here: control tokens are the template's. <|im_end|> in a message, a
+// tool's description or a text to be continued stands for its characters, never for the token that ends a turn.
 // Only a text that is declared raw may contain control tokens, because its author takes the place of the template.
 //
 // A Format belongs to one model and may be used by any goroutine.
@@ -43,7 +43,7 @@ type format struct {
 // markers stand around reasoning and tool calls in answers.
 var markers = []string{"<|channel>", "<channel|>", "<|tool_call>", "<think>", "</think>", "<tool_call>", "</tool_call>"}
 
-// For returns the format of a model, of which it uses the tokenizer and the template only.
+// For returns the format of a model. It uses the model's tokenizer and template only.
 func For(m *engine.Model) *Format {
 	f := &Format{model: m}
 	if id, ok := m.Tokenizer.BOS(); ok {
@@ -102,7 +102,7 @@ type Options struct {
 	Done     <-chan struct{} // ends the work with ErrStopped when it is closed; nil never does
 }
 
-// ErrStopped is the error of a prompt that nobody waited for.
+// ErrStopped is the error of a prompt that is no longer wanted: Options.Done was closed.
 var ErrStopped = errors.New("the prompt is not wanted any more")
 
 // stopped is what is wrong with a prompt that was made while done may have been closed: it may lack its end.
@@ -204,8 +204,8 @@ func (f *Format) Chat(msgs []chat.Message, o Options) (*Prompt, error) {
 		BOS: f.BOS, EOS: f.EOS, Done: o.Done,
 	}
 	continued := ""
-	goOn := o.Continue == nil || *o.Continue
-	if n := len(msgs); goOn && n > 1 && msgs[n-1].Role == "assistant" && len(msgs[n-1].ToolCalls) == 0 {
+	continueLast := o.Continue == nil || *o.Continue
+	if n := len(msgs); continueLast && n > 1 && msgs[n-1].Role == "assistant" && len(msgs[n-1].ToolCalls) == 0 {
 		opt.AddGenerationPrompt = true // the turn that the message is in
 		continued = msgs[n-1].Text()
 		msgs = msgs[:n-1]
@@ -229,7 +229,7 @@ func (f *Format) Chat(msgs []chat.Message, o Options) (*Prompt, error) {
 }
 
 // textOnly refuses images, sounds and whatever else no model here can read: templates would put a token there that
-// stands for nothing. Results of tools, which nobody can take back, mention them instead.
+// stands for nothing. Results of tools, which a client cannot change, mention them instead.
 func textOnly(msgs []chat.Message) ([]chat.Message, error) {
 	var out []chat.Message
 	for i, m := range msgs {

@@ -128,7 +128,7 @@ func TestAgents(t *testing.T) {
 			f := start(t, options{template: hermesTemplate, engine: engine.Config{Context: 32768, Parallel: 4}})
 			f.scriptedClients()
 			script := f.s.tweak
-			f.s.tweak = func(req *engine.Request, v *view) {
+			f.s.tweak = func(req *engine.Request, v *model) {
 				script(req, v)
 				// what it says does not depend on the rest
 				req.Tokens, req.Checkpoints = req.Tokens[max(0, len(req.Tokens)-1000):], nil
@@ -358,7 +358,7 @@ func TestReplay(t *testing.T) {
 				t,
 				options{model: x.model, template: template, plain: true, engine: engine.Config{Context: 4096, Parallel: 1}},
 			)
-			f.s.tweak = func(req *engine.Request, _ *view) { // the whole was rendered; to run its end is enough
+			f.s.tweak = func(req *engine.Request, _ *model) { // the whole was rendered; to run its end is enough
 				req.MaxTokens, req.Tokens, req.Checkpoints = 4, req.Tokens[max(0, len(req.Tokens)-200):], nil
 			}
 			for _, file := range files {

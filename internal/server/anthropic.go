@@ -22,12 +22,8 @@ type messagesRequest struct {
 	ToolChoice    *anthropicChoice   `json:"tool_choice"`
 	StopSequences []string           `json:"stop_sequences"`
 	Stream        bool               `json:"stream"`
-	Temperature   *float32           `json:"temperature"`
-	TopP          *float32           `json:"top_p"`
-	TopK          *int               `json:"top_k"`
-	MinP          *float32           `json:"min_p"` // not Anthropic's, like the next one
-	TypicalP      *float32           `json:"typical_p"`
-	Thinking      *struct {
+	commonSampling
+	Thinking *struct {
 		Type         string `json:"type"`
 		BudgetTokens *int   `json:"budget_tokens"`
 	} `json:"thinking"`
@@ -36,7 +32,6 @@ type messagesRequest struct {
 		Format *responseFormat `json:"format"`
 		Effort string          `json:"effort"`
 	} `json:"output_config"`
-	Strobe *strobeFields `json:"strobe"`
 }
 
 type anthropicMessage struct {
@@ -66,35 +61,12 @@ type block struct {
 
 // blocks reads a string, which is one block of text, or a list of blocks.
 func blocks(raw json.RawMessage, at string) ([]block, error) {
-	switch kindOf(raw) {
-	case "null":
-		return nil, nil
-	case "string":
-		var text string
-		err := decodeJSON(raw, at, &text)
-		return []block{{Type: "text", Text: &text}}, err
-	case "array":
-		var list []json.RawMessage
-		if err := decodeJSON(raw, at, &list); err != nil {
-			return nil, err
-		}
-		out := make([]block, len(list))
-		for i, x := range list {
-			if kindOf(x) != "object" {
-				return nil, invalid(at+index(i), "must be an object")
-			}
-			if err := decodeJSON(x, at+index(i), &out[i]); err != nil {
-				return nil, err
-			}
-		}
-		return out, nil
-	}
-	return nil, invalid(at, "must be a string or a list of blocks")
+	return decodeBlocks(raw, at, func(text *string) block { return block{Type: "text", Text: text} })
 }
 
 // conversation turns the request into messages the template knows.
 func (q *messagesRequest) conversation() (*conversation, error) {
-	c := &conversation{budget: -1}
+	c := newConversation(q.Model, &samplingFields{commonSampling: q.commonSampling, MaxTokens: q.MaxTokens}, q.Stream)
 	system, err := systemText(q.System)
 	if err != nil {
 		return nil, err
@@ -235,16 +207,13 @@ func resultText(raw json.RawMessage, at string) (string, error) {
 func (q *messagesRequest) tools(c *conversation) error {
 	for i, raw := range q.Tools {
 		at := "tools" + index(i)
-		if kindOf(raw) != "object" {
-			return invalid(at, "must be an object")
-		}
 		var t struct {
 			Type        string          `json:"type"`
 			Name        string          `json:"name"`
 			Description string          `json:"description"`
 			InputSchema json.RawMessage `json:"input_schema"`
 		}
-		if err := decodeJSON(raw, at, &t); err != nil {
+		if err := decodeFields(raw, at, &t); err != nil {
 			return err
 		}
 		if t.Type != "" && t.Type != "custom" {
@@ -286,27 +255,6 @@ func (q *messagesRequest) tools(c *conversation) error {
 	return nil
 }
 
-// functionTool is a tool in OpenAI's shape, its keys in the order templates were trained with.
-func functionTool(name, description string, schema json.RawMessage) (json.RawMessage, error) {
-	type function struct {
-		Name        string          `json:"name"`
-		Description string          `json:"description,omitempty"`
-		Parameters  json.RawMessage `json:"parameters,omitempty"`
-	}
-	return json.Marshal(struct {
-		Type     string   `json:"type"`
-		Function function `json:"function"`
-	}{"function", function{name, description, schema}})
-}
-
-// sampling puts the request's fields into those the engine's request is made from.
-func (q *messagesRequest) sampling() *samplingFields {
-	return &samplingFields{
-		Temperature: q.Temperature, TopP: q.TopP, TopK: q.TopK, MinP: q.MinP, TypicalP: q.TypicalP,
-		MaxTokens: q.MaxTokens, Strobe: q.Strobe,
-	}
-}
-
 // anthropicUsage counts tokens; those found in the cache are not among the input's.
 type anthropicUsage struct {
 	InputTokens   int `json:"input_tokens"`
@@ -326,7 +274,17 @@ type anthropicResponse struct {
 	Usage        anthropicUsage `json:"usage"`
 }
 
-func (s *Server) messages(w http.ResponseWriter, r *http.Request, q *messagesRequest) (any, error) {
+// anthropic answers Anthropic's endpoints.
+type anthropic struct{ *core }
+
+func (s *anthropic) endpoints() map[string]endpoint {
+	return map[string]endpoint{
+		"POST /v1/messages":              post(s.core, s.messages),
+		"POST /v1/messages/count_tokens": post(s.core, s.countTokens),
+	}
+}
+
+func (s *anthropic) messages(w http.ResponseWriter, r *http.Request, q *messagesRequest) (any, error) {
 	c, err := q.conversation()
 	if err != nil {
 		return nil, err
@@ -334,33 +292,30 @@ func (s *Server) messages(w http.ResponseWriter, r *http.Request, q *messagesReq
 	if q.MaxTokens != nil && *q.MaxTokens < 1 {
 		return nil, invalid("max_tokens", "must be at least 1")
 	}
-	l, err := s.partner(r, q.Model)
-	if err != nil {
+	if c.stops, err = stopList("stop_sequences", q.StopSequences); err != nil {
 		return nil, err
 	}
-	defer l.release()
-	req := s.request(l.view)
-	c.sampling = q.sampling()
-	if err := c.sampling.apply(&req, l.tok); err != nil {
-		return nil, err
-	}
-	if req.Stops, err = stopList("stop_sequences", q.StopSequences); err != nil {
-		return nil, err
-	}
-	c.done = r.Context().Done()
-	reqs, replies, err := l.answers(c, req, 1, q.Stream)
-	if err != nil {
-		return nil, err
-	}
-	a := &messageAnswer{rep: replies[0], base: anthropicResponse{ID: newID("msg_"), Type: "message", Role: "assistant",
-		Model: l.name, Content: []block{}}}
-	return s.answer(w, r, l.view, reqs, replies, q.Stream, a)
+	return s.converse(w, r, c, func(x *exchange) answer {
+		a := &messageAnswer{exchange: x, rep: x.replies[0], base: anthropicResponse{ID: newID("msg_"), Type: "message",
+			Role: "assistant", Model: x.name, Content: []block{}}}
+		x.st.idle = func() error {
+			a.begin()
+			a.event("ping", map[string]any{})
+			return a.st.flush()
+		}
+		return a
+	})
 }
 
-// messageAnswer is the answer to a messages request.
+// messageAnswer is the answer to a messages request. A stream has one block open at a time.
 type messageAnswer struct {
-	base anthropicResponse
-	rep  *reply
+	*exchange
+	base  anthropicResponse
+	rep   *reply
+	begun bool
+	index int // of the open block, or the next one
+	kind  parse.Kind
+	open  bool
 }
 
 // stop is Anthropic's word for why the answer ended.
@@ -381,8 +336,6 @@ func (a *messageAnswer) usage() anthropicUsage {
 	return anthropicUsage{InputTokens: res.Prompt - res.Cached, CacheRead: res.Cached, OutputTokens: res.Generated}
 }
 
-func (a *messageAnswer) step(int, []delta) error { return nil }
-
 func (a *messageAnswer) whole() (any, error) {
 	out := a.base
 	if s := a.rep.reasoning.String(); s != "" {
@@ -399,144 +352,102 @@ func (a *messageAnswer) whole() (any, error) {
 	return &out, nil
 }
 
+// begin sends the event that every stream begins with.
+func (a *messageAnswer) begin() {
+	if a.begun {
+		return
+	}
+	a.begun = true
+	msg, s := a.base, a.rep.gen.State()
+	msg.Usage = anthropicUsage{InputTokens: s.Prompt - s.Cached, CacheRead: s.Cached}
+	a.event("message_start", map[string]any{"message": &msg})
+}
+
+// event sends an event with its type.
+func (a *messageAnswer) event(name string, fields map[string]any) {
+	fields["type"] = name
+	a.st.send(name, fields)
+}
+
+func (a *messageAnswer) openBlock(kind parse.Kind, b block) {
+	a.closeBlock()
+	a.open, a.kind = true, kind
+	a.event("content_block_start", map[string]any{"index": a.index, "content_block": b})
+}
+
+// addToBlock sends a piece of the open block.
+func (a *messageAnswer) addToBlock(kind, field, text string) {
+	a.event("content_block_delta", map[string]any{"index": a.index, "delta": map[string]string{"type": kind, field: text}})
+}
+
+func (a *messageAnswer) closeBlock() {
+	if !a.open {
+		return
+	}
+	if a.kind == parse.Reasoning {
+		a.addToBlock("signature_delta", "signature", "")
+	}
+	a.event("content_block_stop", map[string]any{"index": a.index})
+	a.open = false
+	a.index++
+}
+
+func (a *messageAnswer) chunk(_ int, ds []delta) {
+	a.begin()
+	for _, d := range merge(ds) {
+		a.delta(d)
+	}
+	if a.rep.result == nil {
+		return
+	}
+	a.closeBlock()
+	reason, seq := a.stop()
+	a.event("message_delta", map[string]any{
+		"delta": map[string]any{"stop_reason": reason, "stop_sequence": seq}, "usage": a.usage(),
+	})
+	a.event("message_stop", map[string]any{})
+}
+
+func (a *messageAnswer) delta(d delta) {
+	another := !a.open || a.kind != d.kind
+	switch d.kind {
+	case parse.Content:
+		if another {
+			a.openBlock(d.kind, block{Type: "text", Text: new(string)})
+		}
+		a.addToBlock("text_delta", "text", d.text)
+	case parse.Reasoning:
+		if another {
+			a.openBlock(d.kind, block{Type: "thinking", Thinking: new(string), Signature: new(string)})
+		}
+		a.addToBlock("thinking_delta", "thinking", d.text)
+	case parse.ToolBegin:
+		c := a.rep.calls[d.call]
+		a.openBlock(d.kind, block{Type: "tool_use", ID: c.id, Name: c.name, Input: json.RawMessage("{}")})
+	case parse.ToolArguments:
+		a.addToBlock("input_json_delta", "partial_json", d.text)
+	default:
+		a.closeBlock()
+	}
+}
+
+// countTokens answers POST /v1/messages/count_tokens.
+func (s *anthropic) countTokens(w http.ResponseWriter, r *http.Request, q *messagesRequest) (any, error) {
+	c, err := q.conversation()
+	if err != nil {
+		return nil, err
+	}
+	p, err := s.prompt(r, c)
+	if err != nil {
+		return nil, err
+	}
+	return map[string]int{"input_tokens": len(p.Tokens)}, nil
+}
+
 // objectOr is the arguments of a call as JSON, whatever the model wrote.
 func objectOr(args string) json.RawMessage {
 	if raw := json.RawMessage(args); json.Valid(raw) && kindOf(raw) == "object" {
 		return raw
 	}
 	return json.RawMessage("{}")
-}
-
-// messageStream keeps track of the blocks of a stream: there is one open at a time.
-type messageStream struct {
-	*stream
-	index int
-	kind  parse.Kind
-	open  bool
-}
-
-func (m *messageStream) begin(kind parse.Kind, b block) error {
-	if err := m.end(); err != nil {
-		return err
-	}
-	m.open, m.kind = true, kind
-	return m.send("content_block_start", map[string]any{"type": "content_block_start", "index": m.index,
-		"content_block": b})
-}
-
-func (m *messageStream) delta(d map[string]any) error {
-	return m.send("content_block_delta", map[string]any{"type": "content_block_delta", "index": m.index, "delta": d})
-}
-
-func (m *messageStream) end() error {
-	if !m.open {
-		return nil
-	}
-	if m.kind == parse.Reasoning {
-		if err := m.delta(map[string]any{"type": "signature_delta", "signature": ""}); err != nil {
-			return err
-		}
-	}
-	err := m.send("content_block_stop", map[string]any{"type": "content_block_stop", "index": m.index})
-	m.open = false
-	m.index++
-	return err
-}
-
-// text sends a piece of an answer or of reasoning.
-func (m *messageStream) text(d delta) error {
-	if !m.open || m.kind != d.kind {
-		b := block{Type: "text", Text: new(string)}
-		if d.kind == parse.Reasoning {
-			b = block{Type: "thinking", Thinking: new(string), Signature: new(string)}
-		}
-		if err := m.begin(d.kind, b); err != nil {
-			return err
-		}
-	}
-	if d.kind == parse.Reasoning {
-		return m.delta(map[string]any{"type": "thinking_delta", "thinking": d.text})
-	}
-	return m.delta(map[string]any{"type": "text_delta", "text": d.text})
-}
-
-func (a *messageAnswer) stream(w http.ResponseWriter, r *http.Request, b *batch) {
-	st := &messageStream{stream: newStream(w)}
-	begun := false
-	begin := func() error {
-		if begun {
-			return nil
-		}
-		begun = true
-		msg := a.base
-		s := b.gens[0].State()
-		msg.Usage = anthropicUsage{InputTokens: s.Prompt - s.Cached, CacheRead: s.Cached}
-		return st.send("message_start", map[string]any{"type": "message_start", "message": &msg})
-	}
-	err := b.run(r, func(_ int, ds []delta) error {
-		if err := begin(); err != nil {
-			return err
-		}
-		for _, d := range merge(ds) {
-			if err := a.delta(st, d); err != nil {
-				return err
-			}
-		}
-		if a.rep.result != nil {
-			if err := a.finish(st); err != nil {
-				return err
-			}
-		}
-		return st.flush()
-	}, func() error {
-		if err := begin(); err != nil {
-			return err
-		}
-		if err := st.send("ping", map[string]string{"type": "ping"}); err != nil {
-			return err
-		}
-		return st.flush()
-	})
-	if err != nil {
-		st.fail(r, err)
-	}
-}
-
-func (a *messageAnswer) delta(st *messageStream, d delta) error {
-	switch d.kind {
-	case parse.Content, parse.Reasoning:
-		return st.text(d)
-	case parse.ToolBegin:
-		c := a.rep.calls[d.call]
-		return st.begin(d.kind, block{Type: "tool_use", ID: c.id, Name: c.name, Input: json.RawMessage("{}")})
-	case parse.ToolArguments:
-		return st.delta(map[string]any{"type": "input_json_delta", "partial_json": d.text})
-	}
-	return st.end()
-}
-
-func (a *messageAnswer) finish(st *messageStream) error {
-	if err := st.end(); err != nil {
-		return err
-	}
-	reason, seq := a.stop()
-	if err := st.send("message_delta", map[string]any{
-		"type": "message_delta", "delta": map[string]any{"stop_reason": reason, "stop_sequence": seq}, "usage": a.usage(),
-	}); err != nil {
-		return err
-	}
-	return st.send("message_stop", map[string]string{"type": "message_stop"})
-}
-
-// countTokens answers POST /v1/messages/count_tokens.
-func (s *Server) countTokens(w http.ResponseWriter, r *http.Request, q *messagesRequest) (any, error) {
-	c, err := q.conversation()
-	if err != nil {
-		return nil, err
-	}
-	p, err := s.prompt(r, q.Model, c)
-	if err != nil {
-		return nil, err
-	}
-	return map[string]int{"input_tokens": len(p.Tokens)}, nil
 }

@@ -80,7 +80,7 @@ func TestSaltPerKey(t *testing.T) {
 		f := start(t, options{config: Config{Keys: keys}})
 		for _, key := range []string{"one", "two"} {
 			tag := fmt.Sprint(len(keys), key)
-			f.s.tweak = func(req *engine.Request, v *view) {
+			f.s.tweak = func(req *engine.Request, v *model) {
 				req.Watch = func(engine.Round) {}
 				salts[tag] = req.Salt
 			}

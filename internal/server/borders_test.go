@@ -149,7 +149,7 @@ func TestLastPage(t *testing.T) {
 
 // TestBuckets: a time that is exactly a bound counts in its bucket.
 func TestBuckets(t *testing.T) {
-	m := newMeter(nil)
+	m := newMeter(time.Now(), nil, nil)
 	for _, d := range []time.Duration{time.Millisecond, 10 * time.Millisecond, 5 * time.Minute, time.Hour} {
 		m.observe("x", "a", d)
 	}
@@ -161,7 +161,7 @@ func TestBuckets(t *testing.T) {
 
 // TestRates: averages begin anew with a model that was loaded anew, and are over the time since the last look.
 func TestRates(t *testing.T) {
-	m := newMeter(nil)
+	m := newMeter(time.Now(), nil, nil)
 	look := func(tokens, steps int) float64 {
 		s := &engine.Snapshot{Steps: int64(steps), BatchRows: int64(2 * steps)}
 		s.Stats.Tokens, s.Stats.DecodeTime = tokens, time.Duration(tokens)*100*time.Millisecond
@@ -202,8 +202,8 @@ func TestLastUsedIsShown(t *testing.T) {
 		f.post("/models/unload", dict{"model": m.Name})
 	}
 	f.post("/v1/completions", dict{"model": p.Models()[0].Name, "prompt": "x", "max_tokens": 1})
-	if n := len(f.s.views); n != 1 {
-		t.Errorf("%d views", n)
+	if n := len(f.s.inUse); n != 1 {
+		t.Errorf("%d models", n)
 	}
 }
 
@@ -296,7 +296,7 @@ func TestRecallBorder(t *testing.T) {
 	half := json.RawMessage(`{"type":"message","x":"` + strings.Repeat("x", 25) + `"}`)
 	for size, fits := range map[int]bool{100: true, 101: false} {
 		items := []json.RawMessage{half, append(half[:len(half):len(half)], strings.Repeat(" ", size-2*len(half))...)}
-		if _, err := s.recall("", "", items); err == nil != fits {
+		if _, err := newOpenAI(s.core).recall("", "", items); err == nil != fits {
 			t.Errorf("%d bytes: %v", size, err)
 		}
 	}

@@ -52,7 +52,7 @@ func (s *insisting) Accept(id int32) {
 
 // insist makes the model want to say a text.
 func (f *fixture) insist(text string) {
-	f.s.tweak = func(req *engine.Request, v *view) {
+	f.s.tweak = func(req *engine.Request, v *model) {
 		req.Constraint = &insisting{
 			req.Constraint,
 			v.tok.Encode(text, tokenizer.EncodeOptions{ParseSpecial: true}),
@@ -195,7 +195,7 @@ func TestConstrainedDrafts(t *testing.T) {
 	)
 	for _, n := range notations {
 		f := start(t, options{model: n.model, template: n.template})
-		f.s.tweak = func(req *engine.Request, _ *view) { req.Spec.Fixed = true } // drafting need not pay here
+		f.s.tweak = func(req *engine.Request, _ *model) { req.Spec.Fixed = true } // drafting need not pay here
 		base := dict{"messages": user(strings.Repeat("red green blue ", 10)), "max_tokens": 500}
 		for what, q := range map[string]dict{
 			"schema":  {"response_format": dict{"type": "json_schema", "json_schema": dict{"schema": rawJSON(list)}}},

@@ -408,7 +408,7 @@ func TestSpans(t *testing.T) {
 	f := start(t, options{})
 	f.script(strings.Repeat("a b c d e f g h ", 8))
 	script := f.s.tweak
-	f.s.tweak = func(req *engine.Request, v *view) {
+	f.s.tweak = func(req *engine.Request, v *model) {
 		script(req, v)
 		req.Spec.Fixed = true // drafting need not pay here
 	}

@@ -21,7 +21,7 @@ var clientScript = regexp.MustCompile(`SCRIPT\[([A-Za-z0-9+/=]*)\]`)
 
 // scriptedClients makes the model say what the last message of the user asks for.
 func (f *fixture) scriptedClients() {
-	f.s.tweak = func(req *engine.Request, v *view) {
+	f.s.tweak = func(req *engine.Request, v *model) {
 		prompt := string(v.tok.Decode(req.Tokens, tokenizer.DecodeOptions{Special: true}))
 		found := clientScript.FindAllStringSubmatchIndex(prompt, -1)
 		if len(found) == 0 {

@@ -142,7 +142,7 @@ func (l *conns) rest(c *conn, idle bool) {
 	}
 }
 
-// state is told by the HTTP server what becomes of connections.
+// state is the ConnState hook of the HTTP server: it notes which connections are idle.
 func (l *conns) state(nc net.Conn, s http.ConnState) {
 	if t, ok := nc.(interface{ NetConn() net.Conn }); ok { // TLS
 		nc = t.NetConn()

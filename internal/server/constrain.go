@@ -7,8 +7,10 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync"
 	"unicode/utf8"
 
+	"strobe/internal/chat"
 	"strobe/internal/chat/parse"
 	"strobe/internal/dialog"
 	"strobe/internal/sample"
@@ -17,12 +19,6 @@ import (
 )
 
 var negInf = float32(math.Inf(-1))
-
-// format is what an answer has to be: JSON that fits a schema, any JSON object, or text that fits a grammar.
-type format struct {
-	schema json.RawMessage // nil for any object
-	gbnf   string          // "" for JSON
-}
 
 // newVocab arranges a tokenizer's vocabulary for grammars, which write no control tokens but those named.
 func newVocab(tok *tokenizer.Tokenizer, control ...string) *grammar.Vocab {
@@ -48,11 +44,38 @@ const (
 	maxGrammarBytes = 64 << 20
 )
 
-// compiled returns the grammar of a key, made at its first use.
-func (v *view) compiled(key string, compile func() (*grammar.Grammar, error)) (*grammar.Grammar, error) {
-	v.mu.Lock()
-	g := v.grammars[key]
-	v.mu.Unlock()
+// grammars builds the constraints of one model's answers and keeps what it compiled for them.
+type grammars struct {
+	tok      *tokenizer.Tokenizer
+	template *chat.Template
+
+	vocab     func() *grammar.Vocab // of formats
+	callVocab func() *grammar.Vocab // of calls
+
+	mu       sync.Mutex
+	compiled map[string]*grammar.Grammar // by schema
+	bytes    int                         // of them
+}
+
+func newGrammars(tok *tokenizer.Tokenizer, template *chat.Template) *grammars {
+	g := &grammars{tok: tok, template: template, compiled: map[string]*grammar.Grammar{}}
+	g.vocab = sync.OnceValue(func() *grammar.Vocab { return newVocab(tok) })
+	g.callVocab = sync.OnceValue(func() *grammar.Vocab {
+		for id := range tokenizer.ID(tok.Size()) {
+			if tok.Kind(id) == tokenizer.Control && slices.Contains(callMarkers, string(tok.Piece(id, true))) {
+				return newVocab(tok, callMarkers...)
+			}
+		}
+		return g.vocab()
+	})
+	return g
+}
+
+// compile returns the grammar of a key, compiled at its first use.
+func (gs *grammars) compile(key string, compile func() (*grammar.Grammar, error)) (*grammar.Grammar, error) {
+	gs.mu.Lock()
+	g := gs.compiled[key]
+	gs.mu.Unlock()
 	if g != nil {
 		return g, nil
 	}
@@ -60,23 +83,23 @@ func (v *view) compiled(key string, compile func() (*grammar.Grammar, error)) (*
 	if err != nil {
 		return nil, err
 	}
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.grammars[key] != nil {
-		return v.grammars[key], nil
+	gs.mu.Lock()
+	defer gs.mu.Unlock()
+	if gs.compiled[key] != nil {
+		return gs.compiled[key], nil
 	}
 	n := len(key) + g.Size()
-	if v.grammarBytes += n; len(v.grammars) >= maxGrammars || v.grammarBytes > maxGrammarBytes {
-		clear(v.grammars)
-		v.grammarBytes = n
+	if gs.bytes += n; len(gs.compiled) >= maxGrammars || gs.bytes > maxGrammarBytes {
+		clear(gs.compiled)
+		gs.bytes = n
 	}
-	v.grammars[key] = g
+	gs.compiled[key] = g
 	return g, nil
 }
 
 // grammar returns the grammar of a format.
-func (v *view) grammar(f format) (*grammar.Grammar, error) {
-	return v.compiled(string(f.schema)+"\x00"+f.gbnf, func() (*grammar.Grammar, error) { // JSON has no such character
+func (gs *grammars) grammar(f format) (*grammar.Grammar, error) {
+	return gs.compile(string(f.schema)+"\x00"+f.gbnf, func() (*grammar.Grammar, error) { // JSON has no such character
 		switch {
 		case f.gbnf != "":
 			g, err := grammar.CompileGBNF(f.gbnf)
@@ -92,7 +115,7 @@ func (v *view) grammar(f format) (*grammar.Grammar, error) {
 }
 
 // calls returns the grammar of calls of the tools a choice leaves, after the marker that opens them.
-func (v *view) calls(c *conversation) (*grammar.Grammar, error) {
+func (gs *grammars) calls(c *conversation) (*grammar.Grammar, error) {
 	var tools []grammar.Tool
 	key := "calls"
 	for _, raw := range c.tools {
@@ -114,18 +137,18 @@ func (v *view) calls(c *conversation) (*grammar.Grammar, error) {
 		return nil, invalid("tool_choice", "there is no tool named %q", c.choice.name)
 	}
 	n := grammar.CallJSON
-	switch src := v.template.Source(); {
+	switch src := gs.template.Source(); {
 	case strings.Contains(src, "<|tool_call>"):
 		n = grammar.CallGemma
 	case strings.Contains(src, "<function="):
 		n = grammar.CallTags
 	}
-	return v.compiled(key, func() (*grammar.Grammar, error) { return grammar.CompileCalls(n, tools) })
+	return gs.compile(key, func() (*grammar.Grammar, error) { return grammar.CompileCalls(n, tools) })
 }
 
 // thinkMarkers are what begins and ends reasoning in this model's text.
-func (v *view) thinkMarkers() (start, end string) {
-	if strings.Contains(v.template.Source(), "<|channel>") {
+func (gs *grammars) thinkMarkers() (start, end string) {
+	if strings.Contains(gs.template.Source(), "<|channel>") {
 		return "<|channel>thought", "<channel|>"
 	}
 	return "<think>", "</think>"
@@ -138,46 +161,46 @@ type phase interface {
 }
 
 // constraint is what a conversation asks of the answer's tokens; nil if nothing.
-func (v *view) constraint(c *conversation, p *dialog.Prompt) (sample.Constraint, error) {
-	g := &guide{v: v, thinking: p.Thinking, budget: c.budget}
-	g.start, g.end = v.thinkMarkers()
+func (gs *grammars) constraint(c *conversation, p *dialog.Prompt) (sample.Constraint, error) {
+	g := &guide{gs: gs, thinking: p.Thinking, budget: c.budget}
+	g.start, g.end = gs.thinkMarkers()
 	mayCall := len(c.tools) > 0 && !c.choice.none
 	var tools []json.RawMessage
 	if mayCall {
 		tools = c.tools
 	}
-	g.answer = parse.For(v.template.Source(), tools, p.Thinking)
+	g.answer = parse.For(gs.template.Source(), tools, p.Thinking)
 	opener := g.answer.Opener()
 	forced := mayCall && (c.choice.required || c.choice.name != "")
 	var err error
 	if mayCall && (opener != "" || forced) && !c.raw {
-		if g.calls, err = v.calls(c); err != nil {
+		if g.calls, err = gs.calls(c); err != nil {
 			return nil, err
 		}
-		v.callVocab() // now, not when the engine waits for it
+		gs.callVocab() // now, not when the engine waits for it
 	}
 	switch {
 	case forced && opener == "":
 		return nil, invalid("tool_choice", "the model's chat template does not say how tools are called")
 	case forced:
-		g.phases = []phase{&literal{v, opener}}
+		g.phases = []phase{&literal{gs, opener}}
 	case c.format != nil:
-		gr, err := v.grammar(*c.format)
+		gr, err := gs.grammar(*c.format)
 		if err != nil {
 			return nil, err
 		}
-		answer := &matched{gr.NewMatcher(v.vocab())}
+		answer := &matched{gr.NewMatcher(gs.vocab())}
 		if g.phases = []phase{answer}; opener != "" {
 			// The answer is the JSON, or a call of a tool, which its first character tells apart.
-			g.phases = []phase{&either{answer: answer, call: &literal{v, opener}}}
+			g.phases = []phase{&either{answer: answer, call: &literal{gs, opener}}}
 		}
 	case c.budget < 0 && g.calls == nil:
 		return nil, nil
 	}
 	if p.Thinking || c.budget >= 0 {
 		inside := tokenizer.EncodeOptions{ParseSpecial: true, Continue: true}
-		g.closing = v.tok.Encode("\n\nThat is enough thinking; the answer follows.\n"+g.end+"\n\n", inside)
-		g.gap = v.tok.Encode("\n\n", inside)
+		g.closing = gs.tok.Encode("\n\nThat is enough thinking; the answer follows.\n"+g.end+"\n\n", inside)
+		g.gap = gs.tok.Encode("\n\n", inside)
 	}
 	g.left = g.budget
 	g.limit()
@@ -188,7 +211,7 @@ func (v *view) constraint(c *conversation, p *dialog.Prompt) (sample.Constraint,
 // length, then the phases, then free text, in which calls of tools are held to the schemas of the tools from where
 // they begin. It forces tokens by forbidding all others, so drafts that disagree are rejected like any wrong guess.
 type guide struct {
-	v          *view
+	gs         *grammars
 	start, end string // markers of reasoning
 	thinking   bool
 	budget     int // most tokens of a block of reasoning; < 0 for no limit
@@ -217,7 +240,7 @@ func (g *guide) Mask(logits []float32) {
 		g.call.Mask(logits)
 	case g.thinking:
 		if len(g.phases) > 0 { // the answer is still owed
-			g.v.forbidEnd(logits)
+			g.gs.forbidEnd(logits)
 		}
 	case len(g.phases) > 0:
 		g.phases[0].Mask(logits)
@@ -230,7 +253,7 @@ func (g *guide) Accept(id int32) {
 	if forced {
 		g.forced = g.forced[1:]
 	}
-	piece := g.v.tok.Piece(id, true)
+	piece := g.gs.tok.Piece(id, true)
 	was := g.thinking
 	g.answer.Push(string(piece))
 	g.follow(piece)
@@ -282,7 +305,7 @@ func (g *guide) inCall(piece []byte) {
 		return
 	}
 	if n != g.nth {
-		g.call, g.nth = g.calls.NewMatcher(g.v.callVocab()), n
+		g.call, g.nth = g.calls.NewMatcher(g.gs.callVocab()), n
 		piece = text
 	}
 	if g.call != nil {
@@ -342,7 +365,7 @@ func (g *guide) limit() {
 func only(logits []float32, id int32) {
 	keep := logits[id]
 	if keep == negInf {
-		keep = 0 // banned by nobody that matters more
+		keep = 0 // a ban by logit_bias gives way
 	}
 	for i := range logits {
 		logits[i] = negInf
@@ -350,8 +373,8 @@ func only(logits []float32, id int32) {
 	logits[id] = keep
 }
 
-func (v *view) forbidEnd(logits []float32) {
-	for _, id := range v.tok.EOG() {
+func (gs *grammars) forbidEnd(logits []float32) {
+	for _, id := range gs.tok.EOG() {
 		if int(id) < len(logits) {
 			logits[id] = negInf
 		}
@@ -365,26 +388,26 @@ func (m *matched) done() bool { return false }
 
 // literal is a text.
 type literal struct {
-	v    *view
+	gs   *grammars
 	rest string
 }
 
 // fits reports whether a token is a step on the way to the text.
 func (l *literal) fits(id int32) bool {
-	piece := l.v.tok.Piece(id, true)
+	piece := l.gs.tok.Piece(id, true)
 	return len(piece) > 0 && strings.HasPrefix(l.rest, string(piece))
 }
 
 func (l *literal) Mask(logits []float32) {
 	for id := range logits {
-		if id >= l.v.tok.Size() || !l.fits(int32(id)) {
+		if id >= l.gs.tok.Size() || !l.fits(int32(id)) {
 			logits[id] = negInf
 		}
 	}
 }
 
 func (l *literal) Accept(id int32) {
-	l.rest = strings.TrimPrefix(l.rest, string(l.v.tok.Piece(id, true)))
+	l.rest = strings.TrimPrefix(l.rest, string(l.gs.tok.Piece(id, true)))
 }
 func (l *literal) done() bool { return l.rest == "" }
 
@@ -404,7 +427,7 @@ func (e *either) Mask(logits []float32) {
 	e.copy = append(e.copy[:0], logits...)
 	e.answer.Mask(logits)
 	for id, x := range e.copy {
-		if logits[id] == negInf && id < e.call.v.tok.Size() && e.call.fits(int32(id)) {
+		if logits[id] == negInf && id < e.call.gs.tok.Size() && e.call.fits(int32(id)) {
 			logits[id] = x
 		}
 	}

@@ -2,13 +2,11 @@ package server
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"regexp"
-	"strconv"
 	"strings"
 
 	"strobe/internal/chat"
@@ -115,14 +113,14 @@ var (
 	errShutdown = errors.New("the server is shutting down")
 	errHeld     = errors.New("the requests being handled take too much memory; try again later")
 	errLoading  = errors.New("the model is being loaded; try again later")
-	// errClient ends a request whose client is gone; nobody reads the answer.
+	// errClient ends a request whose client is gone.
 	errClient = errors.New("the client has left")
 )
 
 // statusClientGone is what logs show for a request whose client left, as nginx has it.
 const statusClientGone = 499
 
-// explain decides what a client is told about an error. It is the only place that does.
+// explain decides which status and message a client gets for an error. It is the only place that does.
 func explain(err error) *apiError {
 	var (
 		api     *apiError
@@ -134,8 +132,8 @@ func explain(err error) *apiError {
 		size    *http.MaxBytesError
 		slot    *engine.SlotError
 	)
-	bad := func(code string) *apiError {
-		return &apiError{Status: http.StatusBadRequest, Type: "invalid_request_error", Code: code, Message: err.Error()}
+	bad := func(param string) *apiError {
+		return &apiError{Status: http.StatusBadRequest, Type: "invalid_request_error", Param: param, Message: err.Error()}
 	}
 	switch {
 	case errors.As(err, &api):
@@ -147,40 +145,28 @@ func explain(err error) *apiError {
 		return &apiError{Status: http.StatusNotFound, Type: "invalid_request_error", Code: "model_not_found", Param: "model",
 			Message: unknown.Error() + "; GET /v1/models lists what there is"}
 	case errors.Is(err, engine.ErrNoModelName), errors.Is(err, engine.ErrNoneResident):
-		e := bad("")
-		e.Param = "model"
-		return e
+		return bad("model")
 	case errors.As(err, &load):
 		return internal("model_load_failed", load)
 	case errors.As(err, &field):
-		e := bad("")
-		e.Param = field.Field
-		return e
+		return bad(field.Field)
 	case errors.As(err, &schema):
-		e := bad("")
-		e.Param, e.Log = "response_format", "the schema cannot be used"
+		e := bad("response_format")
+		e.Log = "the schema cannot be used"
 		return e
-	case errors.Is(err, grammar.ErrWork):
-		return bad("")
 	case errors.As(err, &size):
 		return &apiError{Status: http.StatusRequestEntityTooLarge, Type: "invalid_request_error", Code: "request_too_large",
 			Message: fmt.Sprintf("the request is larger than %d bytes", size.Limit)}
-	case errors.Is(err, engine.ErrEmptyPrompt):
+	case errors.Is(err, engine.ErrEmptyPrompt), errors.Is(err, engine.ErrSlotEmpty), errors.Is(err, grammar.ErrWork):
 		return bad("")
 	case errors.As(err, &slot):
-		e := bad("")
-		e.Param = "id_slot"
-		return e
+		return bad("id_slot")
 	case errors.Is(err, engine.ErrNotSaved):
 		return &apiError{Status: http.StatusNotFound, Type: "not_found_error", Param: "filename", Message: err.Error()}
-	case errors.Is(err, engine.ErrSlotEmpty):
-		return bad("")
 	case errors.Is(err, engine.ErrInUse):
 		return &apiError{Status: http.StatusConflict, Type: "invalid_request_error", Param: "model", Message: err.Error()}
 	case errors.Is(err, speculate.ErrNoSource):
-		e := bad("")
-		e.Param = "strobe.draft"
-		return e
+		return bad("strobe.draft")
 	case errors.Is(err, engine.ErrUnsupported):
 		return &apiError{Status: http.StatusNotImplemented, Type: "not_supported_error", Message: err.Error()}
 	case errors.Is(err, engine.ErrQueueFull), errors.Is(err, engine.ErrNoRoom), errors.Is(err, errLoading),
@@ -256,53 +242,6 @@ func speaksAnthropic(r *http.Request) bool {
 	return r.URL.Path == "/v1/messages" || strings.HasPrefix(r.URL.Path, "/v1/messages/")
 }
 
-// endpoint makes the answer to a request: a value that is sent as JSON, or nil when it was streamed.
-type endpoint func(w http.ResponseWriter, r *http.Request) (any, error)
-
-func (e endpoint) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	switch v, err := e(w, r); {
-	case err != nil:
-		fail(w, r, err)
-	case v != nil:
-		writeJSON(w, http.StatusOK, v)
-	}
-}
-
-// post is an endpoint whose requests have a body.
-func post[Q any](s *Server, e func(w http.ResponseWriter, r *http.Request, q *Q) (any, error)) endpoint {
-	return func(w http.ResponseWriter, r *http.Request) (any, error) {
-		body, err := s.readBody(w, r)
-		if err != nil {
-			return nil, err
-		}
-		here := func() (any, error) {
-			var q Q
-			if err := decodeJSON(body, "", &q); err != nil {
-				return nil, err
-			}
-			return e(w, r, &q)
-		}
-		if name := s.upstreamOf(body); name != "" {
-			return s.elsewhere(w, r, name, body, here)
-		}
-		return here()
-	}
-}
-
-// fail answers with an error. Nothing may have been written before.
-func fail(w http.ResponseWriter, r *http.Request, err error) {
-	e := explain(err)
-	// Why the request ended explains more than what failed then, unless that is why it ended.
-	if r.Context().Err() != nil && e.Status != http.StatusRequestTimeout {
-		e = explain(context.Cause(r.Context()))
-	}
-	logOf(r).fail(e)
-	if e.Retry > 0 {
-		w.Header().Set("Retry-After", strconv.Itoa(e.Retry))
-	}
-	writeJSON(w, e.Status, e.body(r))
-}
-
 // body is the error in the shape of the request's protocol.
 func (e *apiError) body(r *http.Request) any {
 	switch {
@@ -314,16 +253,8 @@ func (e *apiError) body(r *http.Request) any {
 	return map[string]any{"error": e.json()}
 }
 
-func jsonHeader(w http.ResponseWriter) {
-	w.Header().Set("Content-Type", "application/json; charset=utf-8")
-	w.Header().Set("Cache-Control", "no-store")
-}
+// speaksOllama reports whether a request is made in Ollama's protocol.
+func speaksOllama(r *http.Request) bool { return strings.HasPrefix(r.URL.Path, "/api/") }
 
-// writeJSON answers with a value. Errors of the connection show when the handler ends.
-func writeJSON(w http.ResponseWriter, status int, v any) {
-	jsonHeader(w)
-	w.WriteHeader(status)
-	enc := json.NewEncoder(w)
-	enc.SetEscapeHTML(false)
-	_ = enc.Encode(v)
-}
+// brokeOff reports an upstream whose answer ended before it was complete.
+func brokeOff(err error) error { return badUpstream("the upstream broke off: " + err.Error()) }

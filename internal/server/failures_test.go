@@ -232,7 +232,7 @@ func TestSchemaHoldsAfterReasoning(t *testing.T) {
 // of the answer is; from its end on the format holds.
 func TestReasoningIsFreeOfTheSchema(t *testing.T) {
 	f := start(t, options{template: hermesTemplate})
-	v, err := f.s.view("m", f.e)
+	v, err := f.s.modelOf("m", f.e)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -243,7 +243,7 @@ func TestReasoningIsFreeOfTheSchema(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	con, err := v.constraint(c, p)
+	con, err := v.grammars.constraint(c, p)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -401,7 +401,7 @@ func TestSecondReasoningBlockHasABudget(t *testing.T) {
 	}
 	c := &conversation{budget: 3}
 	p := &dialog.Prompt{Thinking: true}
-	con, err := v.constraint(c, p)
+	con, err := v.grammars.constraint(c, p)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -477,7 +477,7 @@ func TestHeldMemory(t *testing.T) {
 func TestFaultyConstraint(t *testing.T) {
 	f := start(t, options{})
 	for _, stream := range []bool{false, true} {
-		f.s.tweak = func(req *engine.Request, _ *view) { req.Constraint = &faulty{} }
+		f.s.tweak = func(req *engine.Request, _ *model) { req.Constraint = &faulty{} }
 		status, b := f.do("POST", "/v1/chat/completions",
 			encode(t, dict{"messages": user("hi"), "stream": stream, "ignore_eos": true}))
 		// A stream that has begun ends with an event; one that has not is an ordinary error.

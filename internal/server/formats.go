@@ -115,3 +115,9 @@ func (f *refusedFields) check() error {
 	}
 	return nil
 }
+
+// format is what an answer has to be: JSON that fits a schema, any JSON object, or text that fits a grammar.
+type format struct {
+	schema json.RawMessage // nil for any object
+	gbnf   string          // "" for JSON
+}

@@ -118,10 +118,10 @@ func TestGrammarWork(t *testing.T) {
 
 // TestGrammarMemory: compiled grammars are kept by their size as well as by their number.
 func TestGrammarMemory(t *testing.T) {
-	v := &view{grammars: map[string]*grammar.Grammar{}}
+	v := &grammars{compiled: map[string]*grammar.Grammar{}}
 	compiled := 0
 	get := func(key string) *grammar.Grammar {
-		g, err := v.compiled(key, func() (*grammar.Grammar, error) { compiled++; return grammar.Object(), nil })
+		g, err := v.compile(key, func() (*grammar.Grammar, error) { compiled++; return grammar.Object(), nil })
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -134,17 +134,17 @@ func TestGrammarMemory(t *testing.T) {
 			t.Errorf("%d is compiled twice", i)
 		}
 		sum := 0
-		for k, g := range v.grammars {
+		for k, g := range v.compiled {
 			sum += len(k) + g.Size()
 		}
-		if sum != v.grammarBytes || sum > maxGrammarBytes || len(v.grammars) > 5 {
-			t.Fatalf("after %d: %d grammars of %d bytes, counted %d", i, len(v.grammars), sum, v.grammarBytes)
+		if sum != v.bytes || sum > maxGrammarBytes || len(v.compiled) > 5 {
+			t.Fatalf("after %d: %d grammars of %d bytes, counted %d", i, len(v.compiled), sum, v.bytes)
 		}
 	}
 	for i := range 100 {
 		get(fmt.Sprint("short", i))
 	}
-	if compiled != 120 || len(v.grammars) > maxGrammars {
-		t.Errorf("%d compiled, %d kept", compiled, len(v.grammars))
+	if compiled != 120 || len(v.compiled) > maxGrammars {
+		t.Errorf("%d compiled, %d kept", compiled, len(v.compiled))
 	}
 }

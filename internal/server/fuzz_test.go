@@ -29,7 +29,7 @@ func FuzzRequests(f *testing.F) {
 	} {
 		f.Add([]byte(s))
 	}
-	v := newTestView(f)
+	v := newTestModel(f)
 	s := New(Config{})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		check := func(err error) bool {
@@ -45,7 +45,7 @@ func FuzzRequests(f *testing.F) {
 			if check(err) {
 				p, err := v.render(c)
 				if check(err) {
-					_, err = v.constraint(c, p)
+					_, err = v.grammars.constraint(c, p)
 					check(err)
 				}
 			}
@@ -64,7 +64,7 @@ func FuzzRequests(f *testing.F) {
 		}
 		var r responsesRequest
 		if check(decodeJSON(b, "", &r)) {
-			c, err := s.responsesConversation(httptest.NewRequest("POST", "/v1/responses", nil), &r)
+			c, err := newOpenAI(s.core).responsesConversation(httptest.NewRequest("POST", "/v1/responses", nil), &r)
 			render(c, err)
 		}
 		var t1 completionRequest
@@ -75,9 +75,9 @@ func FuzzRequests(f *testing.F) {
 	})
 }
 
-func newTestView(t testing.TB) *view {
+func newTestModel(t testing.TB) *model {
 	t.Helper()
-	v, err := newView("m", startEngine(t, &options{template: hermesTemplate, plain: true}), ChatDefaults{})
+	v, err := newModel("m", startEngine(t, &options{template: hermesTemplate, plain: true}), ChatDefaults{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,8 +86,7 @@ func newTestView(t testing.TB) *view {
 
 // TestChunking: how the engine's events cut the text never shows in an answer.
 func TestChunking(t *testing.T) {
-	v := newTestView(t)
-	c := &conversation{tools: weather, budget: -1}
+	v := newTestModel(t)
 	p, err := v.format.Chat(mustMessages(t, user("hi")), dialog.Options{Tools: weather})
 	if err != nil {
 		t.Fatal(err)
@@ -98,7 +97,7 @@ func TestChunking(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	var want string
 	for round := range 300 {
-		rep := newReply(v, c, p, round%2 == 0)
+		rep := newReply(v.tok, &conversation{tools: weather, budget: -1, stream: round%2 == 0}, p)
 		var ds []delta
 		rest := said
 		for rest != "" {

@@ -111,7 +111,7 @@ func TestShutdownCancels(t *testing.T) {
 		"/v1/responses":   `event: response.failed`,
 	} {
 		l := startLive(t, options{config: Config{Drain: 50 * time.Millisecond}, engine: engine.Config{Context: 32768}})
-		l.s.tweak = func(req *engine.Request, _ *view) { req.IgnoreEOG = true }
+		l.s.tweak = func(req *engine.Request, _ *model) { req.IgnoreEOG = true }
 		resp, r := l.open(t, path, dict{"prompt": "x", "input": "x", "messages": user("x"), "stream": true,
 			"strobe":     dict{"draft": "off"},
 			"max_tokens": 32000, "max_output_tokens": 32000})
@@ -320,7 +320,7 @@ func TestPing(t *testing.T) {
 	for path, want := range map[string]string{"/v1/completions": ":\n", "/v1/messages": "event: ping\n",
 		"/v1/responses": ":\n"} {
 		release := make(chan struct{})
-		l.s.tweak = func(req *engine.Request, _ *view) { req.Constraint = &blocked{release: release} }
+		l.s.tweak = func(req *engine.Request, _ *model) { req.Constraint = &blocked{release: release} }
 		resp, r := l.open(t, path, dict{"prompt": "x", "input": "x", "messages": user("x"), "max_tokens": 2,
 			"max_output_tokens": 2, "stream": true})
 		// The first token waits until there was a sign; without one the test does not end.

@@ -91,7 +91,7 @@ func TestBiasText(t *testing.T) {
 // TestWorkStops: a prompt that nobody waits for any more is not rendered and not encoded to its end.
 func TestWorkStops(t *testing.T) {
 	f := start(t, options{})
-	v, err := f.s.view("m", f.e)
+	v, err := f.s.modelOf("m", f.e)
 	if err != nil {
 		t.Fatal(err)
 	}

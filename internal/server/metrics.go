@@ -22,8 +22,10 @@ import (
 // meter counts requests and writes /metrics. What the engines count themselves is read from their
 // snapshots, under the names that dashboards for llama.cpp and vLLM know.
 type meter struct {
-	s   *Server
-	set *metrics.Set
+	started   time.Time
+	models    func() Models
+	upstreams *upstream.Fleet
+	set       *metrics.Set
 
 	mu    sync.Mutex
 	hists map[string]*histogram // by name and labels
@@ -31,9 +33,9 @@ type meter struct {
 	marks map[string]*[2]mark   // by model; the first at least paceTime before now
 }
 
-func newMeter(s *Server) *meter {
-	return &meter{s: s, set: metrics.NewSet(), hists: map[string]*histogram{}, rates: map[string]*rate{},
-		marks: map[string]*[2]mark{}}
+func newMeter(started time.Time, models func() Models, upstreams *upstream.Fleet) *meter {
+	return &meter{started: started, models: models, upstreams: upstreams, set: metrics.NewSet(),
+		hists: map[string]*histogram{}, rates: map[string]*rate{}, marks: map[string]*[2]mark{}}
 }
 
 // request counts an HTTP request.
@@ -147,7 +149,7 @@ func (m *meter) serve(w http.ResponseWriter, _ *http.Request) {
 	metrics.WriteProcessMetrics(&buf)
 	h := w.Header()
 	h.Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-	h.Set("Process-Start-Time-Unix", strconv.FormatInt(m.s.started.Unix(), 10))
+	h.Set("Process-Start-Time-Unix", strconv.FormatInt(m.started.Unix(), 10))
 	_, _ = w.Write(buf.Bytes())
 }
 
@@ -155,7 +157,7 @@ func (m *meter) serve(w http.ResponseWriter, _ *http.Request) {
 func (m *meter) families() []*family {
 	var order []*family
 	byName := map[string]*family{}
-	engines := m.s.models().Resident()
+	engines := m.models().Resident()
 	putterOf := func(model string) putter {
 		label := fmt.Sprintf("model_name=%q", model)
 		return func(name, kind, help string, value float64, more ...string) {
@@ -174,7 +176,7 @@ func (m *meter) families() []*family {
 		m.put(putterOf(model), model, &snap)
 		putMemory(putterOf(model), e, &snap)
 	}
-	for _, u := range m.s.cfg.Upstreams.States() {
+	for _, u := range m.upstreams.States() {
 		for _, r := range u.Replicas {
 			putReplica(putterOf(u.Name), &r)
 		}

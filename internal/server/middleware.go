@@ -3,10 +3,8 @@ package server
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"crypto/sha256"
 	"crypto/subtle"
-	"encoding/hex"
 	"fmt"
 	"io"
 	"log/slog"
@@ -49,27 +47,6 @@ func tidyPath(next http.Handler) http.Handler {
 	})
 }
 
-// record gathers what the log line of a request says. Handlers add to it from the request's
-// goroutine only.
-type record struct {
-	attrs   []slog.Attr
-	choices int // generations
-	err     *apiError
-}
-
-type recordKey struct{}
-
-// logOf returns the record of a request; handlers called without the middleware get a throw-away.
-func logOf(r *http.Request) *record {
-	if rec, ok := r.Context().Value(recordKey{}).(*record); ok {
-		return rec
-	}
-	return &record{}
-}
-
-func (l *record) add(attrs ...slog.Attr) { l.attrs = append(l.attrs, attrs...) }
-func (l *record) fail(e *apiError)       { l.err = e }
-
 // response counts what is written and gives every write its own deadline: a client may be slow for
 // as long as it takes something.
 type response struct {
@@ -100,7 +77,7 @@ func (w *response) WriteHeader(status int) {
 		w.status = status
 	}
 	if status == statusClientGone {
-		status = http.StatusBadRequest // not a status of HTTP's, and nobody reads it
+		status = http.StatusBadRequest // 499 is not a status of HTTP, and the client is gone
 	}
 	if status >= 400 && !w.body.ended {
 		// Refused before all of it came: say so now, not after the rest.
@@ -150,7 +127,7 @@ func (s *Server) observe(next http.Handler) http.Handler {
 		rec := &record{}
 		r = r.WithContext(context.WithValue(r.Context(), recordKey{}, rec))
 		id := requestID(r)
-		r, traced := s.traced(r)
+		r, traced := s.tracer.request(r)
 		h := w.Header()
 		h.Set("X-Request-Id", id)
 		if speaksAnthropic(r) {
@@ -218,36 +195,6 @@ func (s *Server) logLine(r *http.Request, w *response, rec *record, id string, t
 	}
 	s.cfg.Log.LogAttrs(context.WithoutCancel(r.Context()), level, "request", attrs...)
 }
-
-// requestID is the one a proxy gave the request, if it is harmless to print, or a new one.
-func requestID(r *http.Request) string {
-	id := r.Header.Get("X-Request-Id")
-	ok := id != "" && len(id) <= 64
-	for _, c := range id {
-		ok = ok && (c == '-' || c == '_' || c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z')
-	}
-	if ok {
-		return id
-	}
-	return newID("req_")
-}
-
-// newID returns a prefix with 24 random hexadecimal digits.
-func newID(prefix string) string {
-	var b [12]byte
-	_, _ = rand.Read(b[:]) // never fails
-	return prefix + hex.EncodeToString(b[:])
-}
-
-func clientIP(r *http.Request) string {
-	host, _, err := net.SplitHostPort(r.RemoteAddr)
-	if err != nil {
-		return r.RemoteAddr
-	}
-	return host
-}
-
-func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1e3 }
 
 // checkHost refuses names the server does not go by. Addresses are always allowed: a page cannot
 // make a browser send one it was not loaded from.
@@ -325,14 +272,6 @@ func isLocal(origin string) bool {
 	return false
 }
 
-// open are the paths that need neither a model nor a key.
-func open(r *http.Request) bool {
-	p := r.URL.Path
-	return p == "/" || strings.HasPrefix(p, "/ui/")
-}
-
-func isHealth(r *http.Request) bool { return r.URL.Path == "/health" || r.URL.Path == "/v1/health" }
-
 func (s *Server) checkReady(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if s.models() == nil && !open(r) {
@@ -371,15 +310,6 @@ func (s *Server) checkKey(next http.Handler) http.Handler {
 		}
 		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), ownerKey{}, string(sum[:]))))
 	})
-}
-
-type ownerKey struct{}
-
-// ownerOf stands for the client of a request: the hash of its key, "" on a server without keys. What belongs to one
-// owner no other one gets to see.
-func ownerOf(ctx context.Context) string {
-	owner, _ := ctx.Value(ownerKey{}).(string)
-	return owner
 }
 
 // limitHeld bounds the memory of all request bodies together, as they are read. A body counts until its

@@ -3,8 +3,6 @@ package server
 import (
 	"context"
 	"fmt"
-	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -114,82 +112,5 @@ func (s *single) List() []engine.ModelInfo {
 
 func (s *single) Resident() map[string]*engine.Engine { return map[string]*engine.Engine{s.name: s.e} }
 
-// lease is a model in use by a request.
-type lease struct {
-	*view
-	keep *time.Duration // for how long the model is to stay loaded afterwards; nil leaves it open
-	free func(*time.Duration)
-}
-
-func (l *lease) release() { l.free(l.keep) }
-
-// acquire gets the model a request names. A server that is to stop does not wait for one to load.
-func (s *Server) acquire(ctx context.Context, name string) (*lease, error) {
-	if s.cfg.Upstreams.Has(name) {
-		return nil, fmt.Errorf("%w: %s lives on another server, which is asked for conversations only", engine.ErrUnsupported, name)
-	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	defer context.AfterFunc(s.stopping, func() { cancel(errShutdown) })()
-	resolved, e, release, err := s.models().Acquire(ctx, name)
-	if err != nil {
-		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
-		}
-		return nil, err
-	}
-	v, err := s.view(resolved, e)
-	if err != nil {
-		release(nil)
-		return nil, err
-	}
-	return &lease{view: v, free: release}, nil
-}
-
-// view returns what the server derived from a model, made at its first use.
-func (s *Server) view(name string, e *engine.Engine) (*view, error) {
-	s.mu.Lock()
-	v := s.views[e]
-	s.mu.Unlock()
-	if v != nil {
-		return v, nil
-	}
-	defaults := s.cfg.Chat
-	if m := s.cfg.PerModel[name]; m.Chat != nil {
-		defaults = *m.Chat
-	}
-	v, err := newView(name, e, defaults)
-	if err != nil {
-		return nil, err
-	}
-	resident := slices.Collect(maps.Values(s.models().Resident()))
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	// Views of models that were unloaded would keep their memory.
-	maps.DeleteFunc(s.views, func(old *engine.Engine, _ *view) bool { return !slices.Contains(resident, old) })
-	s.views[e] = v
-	return v, nil
-}
-
-// loaded returns a loaded model for endpoints that only ask about it: the one named, the only one, or
-// the one used last. They must not load anything.
-func (s *Server) loaded(name string) (*view, error) {
-	engines := s.models().Resident()
-	if e := engines[name]; e != nil {
-		return s.view(name, e)
-	}
-	if name != "" && name != engine.Any && len(s.models().List()) > 1 {
-		return nil, invalid("model", "%q is not loaded", name)
-	}
-	var best string
-	var last time.Time
-	for _, m := range s.models().List() {
-		if engines[m.Name] != nil && (best == "" || m.LastUsed.After(last)) {
-			best, last = m.Name, m.LastUsed
-		}
-	}
-	if best == "" {
-		return nil, fmt.Errorf("%w", engine.ErrNoneResident)
-	}
-	return s.view(best, engines[best])
-}
+// PullFunc makes a model from elsewhere one of the server's. It tells how far it is, from its own goroutine.
+type PullFunc func(ctx context.Context, name string, report func(file string, done, total int64)) error

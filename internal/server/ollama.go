@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -76,11 +77,25 @@ type ollamaChunk struct {
 	Duration       time.Duration `json:"eval_duration,omitempty"`
 }
 
-// speaksOllama reports whether a request is made in Ollama's protocol.
-func speaksOllama(r *http.Request) bool { return strings.HasPrefix(r.URL.Path, "/api/") }
+// ollama answers Ollama's endpoints.
+type ollama struct{ *core }
 
-// ollamaName is the name of a model without the tag that Ollama's clients add to names that have none.
-func (s *Server) ollamaName(name string) string {
+func (s *ollama) endpoints() map[string]endpoint {
+	return map[string]endpoint{
+		"GET /api/version":     s.version,
+		"GET /api/tags":        s.tags,
+		"GET /api/ps":          s.loadedModels,
+		"POST /api/show":       post(s.core, s.show),
+		"POST /api/pull":       post(s.core, s.pullModel),
+		"POST /api/chat":       post(s.core, s.chat),
+		"POST /api/generate":   post(s.core, s.generate),
+		"POST /api/embed":      post(s.core, s.embedding),
+		"POST /api/embeddings": post(s.core, s.embedding),
+	}
+}
+
+// name is the name of a model without the tag that Ollama's clients add to names that have none.
+func (s *ollama) name(name string) string {
 	short, tagged := strings.CutSuffix(name, ":latest")
 	if tagged && slices.ContainsFunc(s.models().List(), func(m engine.ModelInfo) bool { return m.Name == short }) {
 		return short
@@ -89,8 +104,14 @@ func (s *Server) ollamaName(name string) string {
 }
 
 func (q *ollamaRequest) conversation(chatting bool) (*conversation, error) {
-	c := &conversation{}
+	c := newConversation(q.Model, &q.Options.samplingFields, q.Stream == nil || *q.Stream)
+	if q.Options.NumPredict != nil {
+		c.sampling.NPredict = q.Options.NumPredict
+	}
 	var err error
+	if c.keepAlive, err = keepAlive(q.Keep); err != nil {
+		return nil, err
+	}
 	if chatting {
 		for i, m := range q.Messages {
 			at := "messages" + index(i)
@@ -165,104 +186,76 @@ func (q *ollamaRequest) conversation(chatting bool) (*conversation, error) {
 	if err := q.Options.refusedFields.check(); err != nil {
 		return nil, err
 	}
+	if q.LogProbs {
+		if err := c.wantLogProbs("top_logprobs", q.Top); err != nil {
+			return nil, err
+		}
+	}
 	return c, think.apply(c)
 }
 
-func (s *Server) ollamaChat(w http.ResponseWriter, r *http.Request, q *ollamaRequest) (any, error) {
-	return s.ollamaAnswer(w, r, q, true)
+func (s *ollama) chat(w http.ResponseWriter, r *http.Request, q *ollamaRequest) (any, error) {
+	return s.answer(w, r, q, true)
 }
 
-func (s *Server) ollamaGenerate(w http.ResponseWriter, r *http.Request, q *ollamaRequest) (any, error) {
-	return s.ollamaAnswer(w, r, q, false)
+func (s *ollama) generate(w http.ResponseWriter, r *http.Request, q *ollamaRequest) (any, error) {
+	return s.answer(w, r, q, false)
 }
 
-func (s *Server) ollamaAnswer(w http.ResponseWriter, r *http.Request, q *ollamaRequest, chatting bool) (any, error) {
+func (s *ollama) answer(w http.ResponseWriter, r *http.Request, q *ollamaRequest, chatting bool) (any, error) {
 	start := time.Now()
 	c, err := q.conversation(chatting)
 	if err != nil {
 		return nil, err
 	}
-	keep, err := keepAlive(q.Keep)
-	if err != nil {
-		return nil, err
+	c.model = s.name(q.Model)
+	if q.Raw {
+		if s.cfg.Upstreams.Has(c.model) {
+			return nil, invalid("raw", "is not supported for a model of another server")
+		}
+		c.prompts = func(m *model) ([]*dialog.Prompt, error) {
+			p, err := m.textPrompt(q.Prompt, c.done)
+			return []*dialog.Prompt{p}, err
+		}
 	}
 	a := &ollamaAnswer{name: q.Model, chat: chatting, start: start}
-	empty := chatting && len(q.Messages) == 0 || !chatting && q.Prompt == "" && q.System == ""
-	if empty && keep != nil && *keep == 0 { // only to unload the model
-		if err := s.models().Unload(r.Context(), s.ollamaName(q.Model)); err != nil {
-			return nil, err
-		}
-		out := a.chunk("", "", nil)
-		out.Done, out.DoneReason = true, "unload"
-		return out, nil
+	if chatting && len(q.Messages) == 0 || !chatting && q.Prompt == "" && q.System == "" {
+		return s.loadOnly(r, c, a)
 	}
-	l, err := s.partner(r, s.ollamaName(q.Model))
-	if err != nil {
-		return nil, err
-	}
-	l.keep = keep
-	defer l.release()
-	a.load = time.Since(start)
-	if empty { // only to load it
-		out := a.chunk("", "", nil)
-		out.Done, out.DoneReason = true, "load"
-		return out, nil
-	}
-	req := s.request(l.view)
-	if q.Options.NumPredict != nil {
-		q.Options.samplingFields.NPredict = q.Options.NumPredict
-	}
-	c.sampling = &q.Options.samplingFields
-	if err := c.sampling.apply(&req, l.tok); err != nil {
-		return nil, err
-	}
-	if q.LogProbs {
-		if err := logProbs(&req, "top_logprobs", q.Top); err != nil {
-			return nil, err
-		}
-	}
-	c.done = r.Context().Done()
-	stream := q.Stream == nil || *q.Stream
-	reqs, replies, err := l.ollamaRequests(q, c, req, stream)
-	if err != nil {
-		return nil, err
-	}
-	a.rep = replies[0]
-	a.rep.keepTokens = q.LogProbs
-	return s.answer(w, r, l.view, reqs, replies, stream, a)
+	return s.converse(w, r, c, func(x *exchange) answer {
+		a.exchange, a.rep = x, x.replies[0]
+		x.st.useLines()
+		return a
+	})
 }
 
-// ollamaRequests is answers for a conversation, and for raw text without a template.
-func (v *view) ollamaRequests(q *ollamaRequest, c *conversation, req engine.Request, stream bool) (
-	[]engine.Request, []*reply, error) {
-	if !q.Raw {
-		return v.answers(c, req, 1, stream)
+// loadOnly loads or unloads a model for a request that asks it nothing.
+func (s *ollama) loadOnly(r *http.Request, c *conversation, a *ollamaAnswer) (any, error) {
+	out := a.piece("", "", nil)
+	out.Done, out.DoneReason = true, "load"
+	if c.keepAlive != nil && *c.keepAlive == 0 {
+		out.DoneReason = "unload"
+		return out, s.models().Unload(r.Context(), c.model)
 	}
-	if v.remote != nil {
-		return nil, nil, invalid("raw", "is not supported for a model of another server")
-	}
-	if err := v.format.Fits(len(q.Prompt), v.engine.Config().Context); err != nil {
-		return nil, nil, err
-	}
-	p, err := v.format.Text(q.Prompt, true, c.done)
+	_, release, err := s.acquireModel(r, c)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	req = p.Request(req)
-	req.Constraint, err = v.constraint(c, p)
-	return []engine.Request{req}, []*reply{newReply(v, nil, nil, stream)}, err
+	release()
+	return out, nil
 }
 
 // ollamaAnswer shows a reply in lines of JSON. Calls are shown when they are complete.
 type ollamaAnswer struct {
-	name  string
+	*exchange
+	name  string // as the client says it
 	chat  bool
 	rep   *reply
 	start time.Time
-	load  time.Duration
 }
 
-func (a *ollamaAnswer) chunk(content, thinking string, calls []*toolCall) *ollamaChunk {
+// piece is a chunk of an answer, with the log probabilities of the tokens since the last one.
+func (a *ollamaAnswer) piece(content, thinking string, calls []*toolCall) *ollamaChunk {
 	out := &ollamaChunk{Model: a.name, CreatedAt: time.Now().UTC()}
 	if a.rep != nil && len(a.rep.tokens) > 0 {
 		out.LogProbs = newLogProbs(a.rep.tok, a.rep.tokens).Content
@@ -290,47 +283,65 @@ func (a *ollamaAnswer) end(out *ollamaChunk) *ollamaChunk {
 	if out.Done, out.DoneReason = true, "stop"; res.Reason == engine.ReasonLength {
 		out.DoneReason = "length"
 	}
-	out.Total, out.Load = time.Since(a.start), a.load
+	out.Total, out.Load = time.Since(a.start), a.loading
 	out.PromptCount, out.PromptDuration = res.Prompt, res.Stats.PromptTime
 	out.Count, out.Duration = res.Generated, res.Stats.DecodeTime
 	return out
 }
 
-func (a *ollamaAnswer) step(int, []delta) error { return nil }
-
 func (a *ollamaAnswer) whole() (any, error) {
 	calls := slices.DeleteFunc(slices.Clone(a.rep.calls), func(c *toolCall) bool { return !c.complete })
-	return a.end(a.chunk(a.rep.content.String(), a.rep.reasoning.String(), calls)), nil
+	return a.end(a.piece(a.rep.content.String(), a.rep.reasoning.String(), calls)), nil
 }
 
-func (a *ollamaAnswer) stream(w http.ResponseWriter, r *http.Request, b *batch) {
-	st := newStream(w)
-	st.lines = true
-	err := b.run(r, func(_ int, ds []delta) error {
-		for _, d := range merge(ds) {
-			var out *ollamaChunk
-			switch d.kind {
-			case parse.Content:
-				out = a.chunk(d.text, "", nil)
-			case parse.Reasoning:
-				out = a.chunk("", d.text, nil)
-			case parse.ToolEnd:
-				out = a.chunk("", "", a.rep.calls[d.call:d.call+1])
-			default:
-				continue
-			}
-			if err := st.send("", out); err != nil {
-				return err
-			}
+func (a *ollamaAnswer) chunk(_ int, ds []delta) {
+	for _, d := range merge(ds) {
+		switch d.kind {
+		case parse.Content:
+			a.st.send("", a.piece(d.text, "", nil))
+		case parse.Reasoning:
+			a.st.send("", a.piece("", d.text, nil))
+		case parse.ToolEnd:
+			a.st.send("", a.piece("", "", a.rep.calls[d.call:d.call+1]))
 		}
-		if a.rep.result != nil {
-			if err := st.send("", a.end(a.chunk("", "", nil))); err != nil {
-				return err
-			}
-		}
-		return st.flush()
-	}, nil)
-	if err != nil {
-		st.fail(r, err)
 	}
+	if a.rep.result != nil {
+		a.st.send("", a.end(a.piece("", "", nil)))
+	}
+}
+
+// keepAlive reads Ollama's time for which a model stays loaded: seconds, or a text like 5m. Negative is for ever.
+func keepAlive(raw json.RawMessage) (*time.Duration, error) {
+	var d time.Duration
+	switch kindOf(raw) {
+	case "null":
+		return nil, nil
+	case "number":
+		n, err := strconv.ParseFloat(string(bytes.TrimSpace(raw)), 64)
+		if err != nil {
+			return nil, invalid("keep_alive", "must be a number of seconds or a duration")
+		}
+		d = seconds(n)
+	case "string":
+		var text string
+		if err := decodeJSON(raw, "keep_alive", &text); err != nil {
+			return nil, err
+		}
+		if n, err := strconv.ParseFloat(text, 64); err == nil {
+			d = seconds(n)
+		} else if d, err = time.ParseDuration(text); err != nil {
+			return nil, invalid("keep_alive", "%q is no duration like 5m", text)
+		}
+	default:
+		return nil, invalid("keep_alive", "must be a number of seconds or a duration")
+	}
+	return &d, nil
+}
+
+// seconds is a duration of at most some years.
+func seconds(n float64) time.Duration {
+	if !(n >= 0) {
+		return -1
+	}
+	return time.Duration(min(n, 1e8) * float64(time.Second))
 }

@@ -44,11 +44,11 @@ func newOllamaModel(m engine.ModelInfo) ollamaModel {
 	}
 }
 
-func (s *Server) ollamaVersion(w http.ResponseWriter, r *http.Request) (any, error) {
+func (s *ollama) version(w http.ResponseWriter, r *http.Request) (any, error) {
 	return map[string]string{"version": ollamaVersion}, nil
 }
 
-func (s *Server) ollamaTags(w http.ResponseWriter, r *http.Request) (any, error) {
+func (s *ollama) tags(w http.ResponseWriter, r *http.Request) (any, error) {
 	out := []ollamaModel{}
 	for _, m := range s.models().List() {
 		out = append(out, newOllamaModel(m))
@@ -56,8 +56,8 @@ func (s *Server) ollamaTags(w http.ResponseWriter, r *http.Request) (any, error)
 	return map[string]any{"models": out}, nil
 }
 
-// ollamaLoaded lists what is loaded. What does not expire stays until something else needs the room.
-func (s *Server) ollamaLoaded(w http.ResponseWriter, r *http.Request) (any, error) {
+// loadedModels lists what is loaded. What does not expire stays until something else needs the room.
+func (s *ollama) loadedModels(w http.ResponseWriter, r *http.Request) (any, error) {
 	out := []ollamaModel{}
 	for _, m := range s.models().List() {
 		if m.State == engine.StateLoaded {
@@ -88,8 +88,8 @@ func (q *ollamaNamed) name() string {
 }
 
 // find returns what is known of a model without loading it.
-func (s *Server) find(name string) (engine.ModelInfo, error) {
-	name = s.ollamaName(name)
+func (s *ollama) find(name string) (engine.ModelInfo, error) {
+	name = s.name(name)
 	list := s.models().List()
 	i := slices.IndexFunc(list, func(m engine.ModelInfo) bool { return m.Name == name })
 	if i < 0 {
@@ -99,7 +99,7 @@ func (s *Server) find(name string) (engine.ModelInfo, error) {
 	return list[i], nil
 }
 
-func (s *Server) ollamaShow(w http.ResponseWriter, r *http.Request, q *ollamaNamed) (any, error) {
+func (s *ollama) show(w http.ResponseWriter, r *http.Request, q *ollamaNamed) (any, error) {
 	m, err := s.find(q.name())
 	if err != nil && s.models().alone() { // it answers to every name
 		m, err = s.models().List()[0], nil
@@ -130,18 +130,12 @@ func (s *Server) ollamaShow(w http.ResponseWriter, r *http.Request, q *ollamaNam
 	}, nil
 }
 
-// PullFunc makes a model from elsewhere one of the server's. It tells how far it is, from its own goroutine.
-type PullFunc func(ctx context.Context, name string, report func(file string, done, total int64)) error
-
-// SetPull lets clients have models downloaded.
-func (s *Server) SetPull(fn PullFunc) { s.pull.Store(&fn) }
-
 // pullNews is how often a stream tells how far a download is.
 const pullNews = 250 * time.Millisecond
 
-// ollamaPull succeeds at once when the model is there already, and downloads it where the server's owner lets clients
+// pullModel succeeds at once when the model is there already, and downloads it where the server's owner lets clients
 // do that.
-func (s *Server) ollamaPull(w http.ResponseWriter, r *http.Request, q *ollamaNamed) (any, error) {
+func (s *ollama) pullModel(w http.ResponseWriter, r *http.Request, q *ollamaNamed) (any, error) {
 	success := map[string]string{"status": "success"}
 	if _, err := s.find(q.name()); err == nil {
 		return success, nil
@@ -159,11 +153,9 @@ func (s *Server) ollamaPull(w http.ResponseWriter, r *http.Request, q *ollamaNam
 		return success, nil
 	}
 	st := newStream(w)
-	st.lines = true
+	st.useLines()
 	say := func(v any) error {
-		if err := st.send("", v); err != nil {
-			return err
-		}
+		st.send("", v)
 		return st.flush()
 	}
 	ctx, cancel := context.WithCancelCause(r.Context())
@@ -196,7 +188,7 @@ type ollamaEmbed struct {
 	Keep       json.RawMessage `json:"keep_alive"`
 }
 
-func (s *Server) ollamaEmbedding(w http.ResponseWriter, r *http.Request, q *ollamaEmbed) (any, error) {
+func (s *ollama) embedding(w http.ResponseWriter, r *http.Request, q *ollamaEmbed) (any, error) {
 	start := time.Now()
 	old := strings.HasSuffix(r.URL.Path, "/embeddings")
 	if old {
@@ -206,20 +198,16 @@ func (s *Server) ollamaEmbedding(w http.ResponseWriter, r *http.Request, q *olla
 	if err != nil {
 		return nil, err
 	}
-	l, err := s.acquire(r.Context(), s.ollamaName(q.Model))
+	l, err := s.acquire(r.Context(), s.name(q.Model))
 	if err != nil {
 		return nil, err
 	}
 	l.keep = keep
 	defer l.release()
 	load := time.Since(start)
-	data, tokens, err := l.embed(r, &embeddingRequest{Input: q.Input, Dimensions: q.Dimensions})
+	vectors, tokens, err := l.embed(r.Context(), q.Input, q.Dimensions)
 	if err != nil {
 		return nil, err
-	}
-	vectors := make([]any, len(data))
-	for i, d := range data {
-		vectors[i] = d.Embedding
 	}
 	if old {
 		return map[string]any{"embedding": vectors[0]}, nil

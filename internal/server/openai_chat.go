@@ -2,16 +2,14 @@ package server
 
 import (
 	"encoding/json"
+	"fmt"
 	"log/slog"
-	"math"
 	"net/http"
 	"slices"
 	"time"
 
+	"strobe/internal/chat"
 	"strobe/internal/chat/parse"
-	"strobe/internal/engine"
-	"strobe/internal/sample"
-	"strobe/internal/tokenizer"
 )
 
 // chatRequest is the body of POST /v1/chat/completions.
@@ -30,84 +28,45 @@ type chatRequest struct {
 	LogProbs          bool              `json:"logprobs"`
 	TopLogProbs       *int              `json:"top_logprobs"`
 	AddTurn           *bool             `json:"add_generation_prompt"`
-	GoOn              *bool             `json:"continue_final_message"`
+	ContinueLast      *bool             `json:"continue_final_message"`
 	thinkingFields
 	formatFields
 	refusedFields
 }
 
-type streamOptions struct {
-	IncludeUsage bool `json:"include_usage"`
+// openAI answers OpenAI's endpoints. Paths without /v1 are llama.cpp's.
+type openAI struct {
+	*core
+	memory *memory // of responses
 }
 
-// none is the usage of chunks before the last: null where it will come, else nothing.
-func (o *streamOptions) none() any {
-	if o == nil || !o.IncludeUsage {
-		return nil
-	}
-	return json.RawMessage("null")
+func newOpenAI(s *core) *openAI {
+	return &openAI{s, newMemory(s.cfg.MaxStored, s.cfg.StoredAge)}
 }
 
-// thinkingFields are the ways to ask for more, less or no reasoning.
-type thinkingFields struct {
-	Kwargs          map[string]any `json:"chat_template_kwargs"`
-	EnableThinking  *bool          `json:"enable_thinking"`
-	ReasoningEffort string         `json:"reasoning_effort"`
-	ReasoningFormat string         `json:"reasoning_format"` // "none" leaves reasoning in the text
-	ReasoningBudget *int           `json:"reasoning_budget_tokens"`
-	ThinkingBudget  *int           `json:"thinking_budget_tokens"`
-}
-
-// apply sets how a conversation reasons.
-func (f *thinkingFields) apply(c *conversation) error {
-	c.kwargs, c.budget = f.Kwargs, -1
-	c.thinking = f.EnableThinking
-	if f.ReasoningEffort != "" {
-		if f.ReasoningEffort == "none" {
-			off := false
-			c.thinking = &off
-		}
-		if _, given := c.kwargs["reasoning_effort"]; !given {
-			kwargs := map[string]any{"reasoning_effort": f.ReasoningEffort}
-			for k, v := range c.kwargs {
-				kwargs[k] = v
-			}
-			c.kwargs = kwargs
-		}
-	}
-	if v, given := c.kwargs["enable_thinking"]; given {
-		on, ok := v.(bool)
-		if !ok {
-			return invalid("chat_template_kwargs.enable_thinking", "must be true or false")
-		}
-		c.thinking = &on
-	}
-	switch f.ReasoningFormat {
-	case "", "auto", "deepseek":
-	case "none":
-		c.raw = len(c.tools) == 0
-	default:
-		return invalid("reasoning_format", "%q is none of auto, deepseek and none", f.ReasoningFormat)
-	}
-	for _, b := range []*int{f.ReasoningBudget, f.ThinkingBudget} {
-		if b != nil {
-			c.setBudget(*b)
-		}
-	}
-	return nil
-}
-
-// setBudget limits reasoning to a number of tokens; a negative one is no limit.
-func (c *conversation) setBudget(n int) {
-	c.budget = max(n, -1)
-	if n == 0 && c.thinking == nil {
-		off := false
-		c.thinking = &off
+func (s *openAI) endpoints() map[string]endpoint {
+	return map[string]endpoint{
+		"POST /v1/chat/completions":          post(s.core, s.chat),
+		"POST /chat/completions":             post(s.core, s.chat),
+		"POST /apply-template":               post(s.core, s.applyTemplate),
+		"POST /v1/completions":               post(s.core, s.completions),
+		"POST /completions":                  post(s.core, s.completions),
+		"POST /v1/responses":                 post(s.core, s.responses),
+		"POST /responses":                    post(s.core, s.responses),
+		"POST /v1/responses/input_tokens":    post(s.core, s.inputTokens),
+		"GET /v1/responses/{id}":             s.getResponse,
+		"GET /v1/responses/{id}/input_items": s.responseInput,
+		"DELETE /v1/responses/{id}":          s.deleteResponse,
+		"POST /v1/embeddings":                post(s.core, s.embeddings),
+		"POST /embeddings":                   post(s.core, s.embeddings),
+		"GET /v1/models":                     s.listModels,
+		"GET /models":                        s.listModels,
+		"GET /v1/models/{id...}":             s.getModel,
 	}
 }
 
 func (q *chatRequest) conversation() (*conversation, error) {
-	c := &conversation{}
+	c := newConversation(q.Model, &q.samplingFields, q.Stream)
 	err := q.refusedFields.check()
 	if err != nil {
 		return nil, err
@@ -115,12 +74,12 @@ func (q *chatRequest) conversation() (*conversation, error) {
 	if c.messages, err = decodeMessages(q.Messages); err != nil {
 		return nil, err
 	}
-	c.goOn, c.noTurn = q.GoOn, q.AddTurn != nil && !*q.AddTurn
-	if q.GoOn != nil && *q.GoOn && c.messages[len(c.messages)-1].Role != "assistant" {
+	c.continueLast, c.noTurn = q.ContinueLast, q.AddTurn != nil && !*q.AddTurn
+	if q.ContinueLast != nil && *q.ContinueLast && c.messages[len(c.messages)-1].Role != "assistant" {
 		return nil, invalid("continue_final_message", "the last message is not the assistant's")
 	}
-	if q.oldTools() {
-		if err := q.newTools(); err != nil {
+	if q.hasFunctions() {
+		if err := q.functionsToTools(); err != nil {
 			return nil, err
 		}
 	}
@@ -131,7 +90,7 @@ func (q *chatRequest) conversation() (*conversation, error) {
 		return nil, err
 	}
 	c.tools = c.choice.offered(c.tools)
-	c.oneCall = q.oldTools() || q.ParallelToolCalls != nil && !*q.ParallelToolCalls
+	c.oneCall = q.hasFunctions() || q.ParallelToolCalls != nil && !*q.ParallelToolCalls
 	if c.format, err = q.formatFields.format(); err != nil {
 		return nil, err
 	}
@@ -140,39 +99,6 @@ func (q *chatRequest) conversation() (*conversation, error) {
 		return nil, invalid("grammar", "cannot be used with tools")
 	}
 	return c, q.thinkingFields.apply(c)
-}
-
-// checkTools makes sure that every tool is a function with a name.
-func checkTools(tools []json.RawMessage) ([]json.RawMessage, error) {
-	if len(tools) > maxTools {
-		return nil, invalid("tools", "has %d entries; at most %d are allowed", len(tools), maxTools)
-	}
-	for i, raw := range tools {
-		at := "tools" + index(i)
-		if kindOf(raw) != "object" {
-			return nil, invalid(at, "must be an object")
-		}
-		var t struct {
-			Type     string `json:"type"`
-			Function *struct {
-				Name       string          `json:"name"`
-				Parameters json.RawMessage `json:"parameters"`
-			} `json:"function"`
-		}
-		if err := decodeJSON(raw, at, &t); err != nil {
-			return nil, err
-		}
-		if t.Type != "" && t.Type != "function" {
-			return nil, invalid(at+".type", "%q is not supported; only function is", t.Type)
-		}
-		if t.Function == nil || t.Function.Name == "" {
-			return nil, invalid(at+".function.name", "is missing")
-		}
-		if k := kindOf(t.Function.Parameters); k != "null" && k != "object" {
-			return nil, invalid(at+".function.parameters", "must be an object")
-		}
-	}
-	return tools, nil
 }
 
 // namedTool is {"type":"function","function":{"name"}} or, in the Responses API, {"type":"function","name"}.
@@ -270,64 +196,54 @@ func decodeChoice(raw json.RawMessage, tools []json.RawMessage) (c toolChoice, e
 	return c, nil
 }
 
-// usageJSON is OpenAI's count of tokens.
-type usageJSON struct {
-	PromptTokens     int `json:"prompt_tokens"`
-	CompletionTokens int `json:"completion_tokens"`
-	TotalTokens      int `json:"total_tokens"`
-	PromptDetails    struct {
-		CachedTokens int `json:"cached_tokens"`
-		shortened
-	} `json:"prompt_tokens_details"`
-	CompletionDetails struct {
-		ReasoningTokens int `json:"reasoning_tokens"`
-	} `json:"completion_tokens_details"`
-}
-
-// shortened is what speculative prefill left of a prompt: tokens the client sent, and those the model read. Both are
-// missing when nothing was left out.
-type shortened struct {
-	SeenTokens int `json:"seen_tokens,omitempty"`
-	KeptTokens int `json:"kept_tokens,omitempty"`
-}
-
-func (s *shortened) add(r *engine.Result) {
-	if r.Seen > 0 {
-		s.SeenTokens += r.Seen
-		s.KeptTokens += r.Prompt
-	}
-}
-
-// usage adds up the replies of a request. Choices share their prompt.
-func usage(replies []*reply, shared int) *usageJSON {
-	u := &usageJSON{}
-	for i, r := range replies {
-		if r.result == nil {
-			continue
-		}
-		if i%shared == 0 {
-			u.PromptTokens += r.result.Prompt
-			u.PromptDetails.CachedTokens += r.result.Cached
-			u.PromptDetails.add(r.result)
-		}
-		u.CompletionTokens += r.result.Generated
-		u.CompletionDetails.ReasoningTokens += r.thinkTokens
-	}
-	u.TotalTokens = u.PromptTokens + u.CompletionTokens
-	return u
-}
-
-type chatResponse struct {
+// choicesJSON is the body of an answer of chat (C is chatChoice) or completions, whole or in chunks.
+type choicesJSON[C any] struct {
 	ID                string          `json:"id"`
 	Object            string          `json:"object"`
 	Created           int64           `json:"created"`
 	Model             string          `json:"model"`
 	SystemFingerprint string          `json:"system_fingerprint"`
-	Choices           []chatChoice    `json:"choices"`
+	Choices           []C             `json:"choices"`
 	Usage             any             `json:"usage,omitempty"`
 	Timings           *timingsJSON    `json:"timings,omitempty"`
 	Strobe            *strobeJSON     `json:"strobe,omitempty"`
 	Progress          *promptProgress `json:"prompt_progress,omitempty"`
+}
+
+// choicesAnswer is what answers of chat and completions have in common.
+type choicesAnswer[C any] struct {
+	*exchange
+	base      choicesJSON[C]
+	perPrompt int    // choices that share a prompt
+	begun     []bool // the replies of a stream
+}
+
+func newChoicesAnswer[C any](x *exchange, id, object string, perPrompt int, o *streamOptions) choicesAnswer[C] {
+	a := choicesAnswer[C]{exchange: x, perPrompt: perPrompt, begun: make([]bool, len(x.replies)), base: choicesJSON[C]{
+		ID: newID(id), Object: object, Created: time.Now().Unix(), Model: x.name, SystemFingerprint: x.fingerprint(),
+	}}
+	if x.stream {
+		a.base.Usage = o.none()
+	}
+	return a
+}
+
+// total is a body with the counts of all choices.
+func (a *choicesAnswer[C]) total(choices []C) *choicesJSON[C] {
+	out := a.base
+	out.Choices, out.Usage, out.Timings = choices, usage(a.replies, a.perPrompt), timings(a.replies[0].result)
+	return &out
+}
+
+// endStream sends what follows the last chunk of the last choice.
+func (a *choicesAnswer[C]) endStream() {
+	if slices.ContainsFunc(a.replies, func(rep *reply) bool { return rep.result == nil }) {
+		return
+	}
+	if a.base.Usage != nil {
+		a.st.send("", a.total([]C{}))
+	}
+	a.st.buf.WriteString("data: [DONE]\n\n")
 }
 
 type chatChoice struct {
@@ -354,162 +270,55 @@ type chatDelta struct {
 	Function  *functionJSON  `json:"function_call,omitempty"`
 }
 
-type toolCallJSON struct {
-	Index    *int         `json:"index,omitempty"` // in deltas only
-	ID       string       `json:"id,omitempty"`
-	Type     string       `json:"type,omitempty"`
-	Function functionJSON `json:"function"`
-}
-
-type functionJSON struct {
-	Name      string `json:"name,omitempty"`
-	Arguments string `json:"arguments"`
-}
-
-// strobeJSON is what only this server says, in chunks of requests that ask for it.
-type strobeJSON struct {
-	Spans   []spanJSON `json:"spans"`   // the text of the chunk, by token
-	Drafted []bool     `json:"drafted"` // of every token since the last chunk, also those without text
-}
-
-// spanJSON is a piece of the chunk's text from one token.
-type spanJSON struct {
-	Kind    string `json:"kind"` // content or reasoning
-	Text    string `json:"text"`
-	Drafted bool   `json:"drafted"` // the token was guessed by the drafter and accepted
-}
-
-// spans is the native part of a chunk. It takes the flags the reply has gathered.
-func (r *reply) spans(ds []delta) *strobeJSON {
-	s := &strobeJSON{Spans: []spanJSON{}, Drafted: append([]bool{}, r.drafted...)}
-	r.drafted = r.drafted[:0]
-	for _, d := range ds {
-		if d.kind == parse.Content || d.kind == parse.Reasoning {
-			s.Spans = append(s.Spans, spanJSON{d.kind.String(), d.text, d.drafted})
-		}
-	}
-	return s
-}
-
-type logProbsJSON struct {
-	Content []logProbJSON `json:"content"`
-}
-
-type logProbJSON struct {
-	topJSON
-	Top []topJSON `json:"top_logprobs"`
-}
-
-type topJSON struct {
-	Token   string  `json:"token"`
-	LogProb float64 `json:"logprob"`
-	Bytes   []int   `json:"bytes"`
-}
-
-// minLogProb stands for impossible, which JSON cannot say.
-const minLogProb = -9999
-
-func newTop(tok *tokenizer.Tokenizer, id int32, lp float64) topJSON {
-	piece := tok.Piece(id, true)
-	t := topJSON{Token: string(piece), LogProb: max(lp, minLogProb), Bytes: make([]int, len(piece))}
-	if math.IsNaN(lp) {
-		t.LogProb = minLogProb
-	}
-	for i, b := range piece {
-		t.Bytes[i] = int(b)
-	}
-	return t
-}
-
-func newLogProbs(tok *tokenizer.Tokenizer, tokens []engine.Token) *logProbsJSON {
-	l := &logProbsJSON{Content: []logProbJSON{}}
-	for _, t := range tokens {
-		e := logProbJSON{topJSON: newTop(tok, t.ID, t.LogProb), Top: tops(tok, t.Top)}
-		l.Content = append(l.Content, e)
-	}
-	return l
-}
-
-func tops(tok *tokenizer.Tokenizer, top []sample.LogProb) []topJSON {
-	out := []topJSON{}
-	for _, x := range top {
-		out = append(out, newTop(tok, x.ID, x.LP))
-	}
-	return out
-}
-
-func (s *Server) chatCompletions(w http.ResponseWriter, r *http.Request, q *chatRequest) (any, error) {
+func (s *openAI) chat(w http.ResponseWriter, r *http.Request, q *chatRequest) (any, error) {
 	c, err := q.conversation()
 	if err != nil {
 		return nil, err
 	}
-	n := 1
 	if q.N != nil {
-		n = *q.N
+		c.choices = *q.N
 	}
-	if n < 1 || n > maxChoices {
-		return nil, invalid("n", "%d is not between 1 and %d", n, maxChoices)
-	}
-	l, err := s.partner(r, q.Model)
-	if err != nil {
-		return nil, err
-	}
-	defer l.release()
-	req := s.request(l.view)
-	c.sampling = &q.samplingFields
-	if err := c.sampling.apply(&req, l.tok); err != nil {
-		return nil, err
+	if c.choices < 1 || c.choices > maxChoices {
+		return nil, invalid("n", "%d is not between 1 and %d", c.choices, maxChoices)
 	}
 	if q.LogProbs {
 		top := 0
 		if q.TopLogProbs != nil {
 			top = *q.TopLogProbs
 		}
-		if err := logProbs(&req, "top_logprobs", top); err != nil {
+		if err := c.wantLogProbs("top_logprobs", top); err != nil {
 			return nil, err
 		}
 	}
-	c.done = r.Context().Done()
-	reqs, replies, err := l.answers(c, req, n, q.Stream)
-	if err != nil {
-		return nil, err
-	}
-	a := &chatAnswer{q: q, v: l.view, replies: replies, base: chatResponse{
-		ID: newID("chatcmpl-"), Object: "chat.completion", Created: time.Now().Unix(), Model: l.name,
-		SystemFingerprint: s.fingerprint(),
-	}}
-	for _, rep := range replies {
-		rep.keepTokens = q.LogProbs
-	}
-	if len(c.tools) > 0 {
-		logOf(r).add(slog.Int("tools", len(c.tools)))
-	}
-	return s.answer(w, r, l.view, reqs, replies, q.Stream, a)
+	return s.converse(w, r, c, func(x *exchange) answer {
+		if len(c.tools) > 0 {
+			logOf(r).add(slog.Int("tools", len(c.tools)))
+		}
+		object := "chat.completion"
+		if q.Stream {
+			object = "chat.completion.chunk"
+		}
+		return &chatAnswer{newChoicesAnswer[chatChoice](x, "chatcmpl-", object, len(x.replies), q.StreamOptions), q}
+	})
+}
+
+// chatAnswer is the answer to a chat request.
+type chatAnswer struct {
+	choicesAnswer[chatChoice]
+	q *chatRequest
 }
 
 // finish is why a reply ended, in the words of the request.
 func (a *chatAnswer) finish(rep *reply) string {
 	why := rep.finish()
-	if why == "tool_calls" && a.q.oldTools() {
+	if why == "tool_calls" && a.q.hasFunctions() {
 		return "function_call"
 	}
 	return why
 }
 
-// chatAnswer is the answer to a chat request.
-type chatAnswer struct {
-	q       *chatRequest
-	v       *view
-	b       *batch // of a stream
-	base    chatResponse
-	replies []*reply
-}
-
-// whole is the answer in one piece.
-func (a *chatAnswer) step(int, []delta) error { return nil }
-
 func (a *chatAnswer) whole() (any, error) {
-	out := a.base
+	var choices []chatChoice
 	for i, rep := range a.replies {
 		m := &chatMessage{Role: "assistant", Reasoning: rep.reasoning.String()}
 		text := rep.content.String()
@@ -517,7 +326,7 @@ func (a *chatAnswer) whole() (any, error) {
 			m.Content = nil
 		}
 		for _, c := range rep.calls {
-			if a.q.oldTools() {
+			if a.q.hasFunctions() {
 				m.Function = &functionJSON{c.name, c.args.String()}
 				continue
 			}
@@ -527,61 +336,39 @@ func (a *chatAnswer) whole() (any, error) {
 		finish := a.finish(rep)
 		ch := chatChoice{Index: i, Message: m, FinishReason: &finish}
 		if a.q.LogProbs {
-			ch.LogProbs = newLogProbs(a.v.tok, rep.tokens)
+			ch.LogProbs = newLogProbs(rep.tok, rep.tokens)
 		}
-		out.Choices = append(out.Choices, ch)
+		choices = append(choices, ch)
 	}
-	out.Usage = usage(a.replies, len(a.replies))
-	out.Timings = timings(a.replies[0].result)
-	return &out, nil
+	return a.total(choices), nil
 }
 
-// stream sends the answer as it comes.
-func (a *chatAnswer) stream(w http.ResponseWriter, r *http.Request, b *batch) {
-	a.b, a.base.Object, a.base.Usage = b, "chat.completion.chunk", a.q.StreamOptions.none()
-	st := newStream(w)
-	begun := make([]bool, len(a.replies))
-	err := b.run(r, func(i int, ds []delta) error {
-		rep := a.replies[i]
-		if !begun[i] {
-			begun[i] = true
-			if err := a.chunk(st, i, &chatDelta{Role: "assistant", Content: new(string)}, nil, nil); err != nil {
-				return err
-			}
-		}
-		if rep.prompt != nil {
-			out := a.base
-			out.Choices, out.Progress, rep.prompt = []chatChoice{{Index: i, Delta: &chatDelta{}}}, rep.prompt, nil
-			if err := st.send("", &out); err != nil {
-				return err
-			}
-		}
-		if err := a.deltas(st, i, ds); err != nil {
-			return err
-		}
-		if rep.result != nil {
-			finish := a.finish(rep)
-			if err := a.chunk(st, i, &chatDelta{}, &finish, nil); err != nil {
-				return err
-			}
-		}
-		return st.flush()
-	}, st.ping)
-	if err == nil && a.base.Usage != nil {
-		last := a.base
-		last.Choices = []chatChoice{}
-		last.Usage = usage(a.replies, len(a.replies))
-		last.Timings = timings(a.replies[0].result)
-		err = st.send("", &last)
+func (a *chatAnswer) chunk(i int, ds []delta) {
+	rep := a.replies[i]
+	if !a.begun[i] {
+		a.begun[i] = true
+		a.send(i, &chatDelta{Role: "assistant", Content: new(string)}, nil, nil)
 	}
-	st.end(r, err)
+	if rep.reading != nil {
+		out := a.base
+		out.Choices, out.Progress, rep.reading = []chatChoice{{Index: i, Delta: &chatDelta{}}}, rep.reading, nil
+		a.st.send("", &out)
+	}
+	a.deltas(i, ds)
+	if rep.result != nil {
+		finish := a.finish(rep)
+		a.send(i, &chatDelta{}, &finish, nil)
+		a.endStream()
+	}
 }
 
 // deltas sends what one event of the engine brought, text of the same kind in one chunk.
-func (a *chatAnswer) deltas(st *stream, i int, ds []delta) error {
+func (a *chatAnswer) deltas(i int, ds []delta) {
+	begin := 0
 	for _, d := range merge(ds) {
+		parts := ds[begin:d.end] // by token
+		begin = d.end
 		var cd chatDelta
-		var parts []delta // by token, for those who want to see
 		switch d.kind {
 		case parse.Content:
 			cd.Content = &d.text
@@ -595,31 +382,20 @@ func (a *chatAnswer) deltas(st *stream, i int, ds []delta) error {
 		default:
 			continue
 		}
-		if len(cd.ToolCalls) > 0 && a.q.oldTools() {
+		if len(cd.ToolCalls) > 0 && a.q.hasFunctions() {
 			cd.Function, cd.ToolCalls = &cd.ToolCalls[0].Function, nil
 		}
-		if d.kind == parse.Content || d.kind == parse.Reasoning {
-			for n := len(d.text); n > 0; ds = ds[1:] {
-				if ds[0].kind == d.kind {
-					parts = append(parts, ds[0])
-					n -= len(ds[0].text)
-				}
-			}
-		}
-		if err := a.chunk(st, i, &cd, nil, parts); err != nil {
-			return err
-		}
+		a.send(i, &cd, nil, parts)
 	}
-	return nil
 }
 
-// chunk sends one chunk. The last one of a single choice has the timings.
-func (a *chatAnswer) chunk(st *stream, i int, d *chatDelta, finish *string, ds []delta) error {
+// send sends one chunk. The last one of a single choice has the timings.
+func (a *chatAnswer) send(i int, d *chatDelta, finish *string, ds []delta) {
 	rep := a.replies[i]
 	out := a.base
 	ch := chatChoice{Index: i, Delta: d, FinishReason: finish}
 	if a.q.LogProbs && len(rep.tokens) > 0 && (d.Role == "" || finish != nil) {
-		ch.LogProbs = newLogProbs(a.v.tok, rep.tokens)
+		ch.LogProbs = newLogProbs(rep.tok, rep.tokens)
 		rep.tokens = rep.tokens[:0]
 	}
 	out.Choices = []chatChoice{ch}
@@ -627,10 +403,50 @@ func (a *chatAnswer) chunk(st *stream, i int, d *chatDelta, finish *string, ds [
 	case finish != nil && len(a.replies) == 1:
 		out.Timings = timings(rep.result)
 	case a.q.TimingsPerToken && d.Role == "" && finish == nil:
-		out.Timings = rep.progress(a.b.gens[i].State(), a.v.engine)
+		out.Timings = rep.timingsSoFar()
 	}
 	if a.q.Strobe != nil && a.q.Strobe.Spans && d.Role == "" {
 		out.Strobe = rep.spans(ds)
 	}
-	return st.send("", &out)
+	a.st.send("", &out)
+}
+
+// decodeMessages reads OpenAI's messages and names the one that is wrong.
+func decodeMessages(raw []json.RawMessage) ([]chat.Message, error) {
+	if len(raw) == 0 {
+		return nil, invalid("messages", "must be a list with at least one message")
+	}
+	msgs := make([]chat.Message, len(raw))
+	for i, m := range raw {
+		at := fmt.Sprintf("messages[%d]", i)
+		if err := decodeFields(m, at, &msgs[i]); err != nil {
+			return nil, err
+		}
+		if err := functionCallToToolCall(&msgs[i], at); err != nil {
+			return nil, err
+		}
+		if msgs[i].Content == nil {
+			switch msgs[i].Role {
+			case "assistant":
+			case "tool": // one that returns nothing
+				msgs[i].Content = ""
+			default:
+				return nil, invalid(at+".content", "is missing")
+			}
+		}
+	}
+	return msgs, nil
+}
+
+// applyTemplate is llama.cpp's POST /apply-template: it shows the prompt of a chat request without running it.
+func (s *openAI) applyTemplate(w http.ResponseWriter, r *http.Request, q *chatRequest) (any, error) {
+	c, err := q.conversation()
+	if err != nil {
+		return nil, err
+	}
+	p, err := s.prompt(r, c)
+	if err != nil {
+		return nil, err
+	}
+	return map[string]any{"prompt": p.Text, "n_tokens": len(p.Tokens)}, nil
 }

@@ -1,16 +1,12 @@
 package server
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"net/http"
-	"time"
 	"unicode/utf8"
 
 	"strobe/internal/dialog"
-	"strobe/internal/engine"
-	"strobe/internal/tokenizer"
 )
 
 // completionRequest is the body of POST /v1/completions.
@@ -28,18 +24,6 @@ type completionRequest struct {
 	refusedFields
 }
 
-type completionResponse struct {
-	ID                string             `json:"id"`
-	Object            string             `json:"object"` // text_completion, also in streams
-	Created           int64              `json:"created"`
-	Model             string             `json:"model"`
-	SystemFingerprint string             `json:"system_fingerprint"`
-	Choices           []completionChoice `json:"choices"`
-	Usage             any                `json:"usage,omitempty"`
-	Timings           *timingsJSON       `json:"timings,omitempty"`
-	Strobe            *strobeJSON        `json:"strobe,omitempty"`
-}
-
 type completionChoice struct {
 	Index        int            `json:"index"`
 	Text         string         `json:"text"`
@@ -55,129 +39,47 @@ type textProbsJSON struct {
 	TextOffset    []int                `json:"text_offset"`
 }
 
-// textPrompt is one prompt of a completion.
-type textPrompt struct {
-	text   string
-	tokens []int32
-}
-
-// maxPrompts is how many prompts a request may give, as at OpenAI.
-const maxPrompts = 2048
-
-// prompts reads a string, a list of strings, tokens, or a list of token lists.
-func (v *view) prompts(ctx context.Context, name string, raw json.RawMessage) ([]textPrompt, error) {
-	encode := func(s string) (textPrompt, error) {
-		if err := v.format.Fits(len(s), v.engine.Config().Context); err != nil {
-			return textPrompt{}, err
-		}
-		p, err := v.format.Text(s, true, ctx.Done())
-		if err != nil {
-			return textPrompt{}, err
-		}
-		return textPrompt{s, p.Tokens}, nil
-	}
-	decode := func(raw json.RawMessage, at string) (textPrompt, error) {
-		if kindOf(raw) == "object" { // llama.cpp's way to send more than text
-			var o struct {
-				Text *string         `json:"prompt_string"`
-				Data json.RawMessage `json:"multimodal_data"`
-			}
-			if err := decodeJSON(raw, at, &o); err != nil {
-				return textPrompt{}, err
-			}
-			if o.Text == nil {
-				return textPrompt{}, invalid(at+".prompt_string", "is missing")
-			}
-			if s := string(o.Data); kindOf(o.Data) != "null" && s != "[]" {
-				return textPrompt{}, invalid(at+".multimodal_data", "is not supported; this server takes text only")
-			}
-			return encode(*o.Text)
-		}
-		if kindOf(raw) == "string" {
-			var s string
-			if err := decodeJSON(raw, at, &s); err != nil {
-				return textPrompt{}, err
-			}
-			return encode(s)
-		}
-		ids, err := v.tokenList(raw, at)
-		return textPrompt{"", ids}, err
-	}
-	switch kindOf(raw) {
-	case "string", "object":
-		p, err := decode(raw, name)
-		return []textPrompt{p}, err
-	case "array":
-	case "null":
-		return nil, invalid(name, "is missing")
-	default:
-		return nil, invalid(name, "must be a string, a list of strings or a list of tokens")
-	}
-	if first := bytes.TrimSpace(raw)[1:]; kindOf(first) == "number" &&
-		!bytes.HasPrefix(bytes.TrimSpace(first), []byte("]")) {
-		ids, err := v.tokenList(raw, name) // there may be millions, so they are read once
-		return []textPrompt{{"", ids}}, err
-	}
-	var list []json.RawMessage
-	if err := decodeJSON(raw, name, &list); err != nil {
-		return nil, err
-	}
-	if len(list) == 0 {
-		return nil, invalid(name, "is empty")
-	}
-	if len(list) > maxPrompts {
-		return nil, invalid(name, "has %d entries; at most %d are allowed", len(list), maxPrompts)
-	}
-	out := make([]textPrompt, len(list))
-	for i, x := range list {
-		var err error
-		if out[i], err = decode(x, name+index(i)); err != nil {
-			return nil, err
-		}
-	}
-	return out, nil
-}
-
-// tokenList reads token ids.
-func (v *view) tokenList(raw json.RawMessage, at string) ([]int32, error) {
-	if kindOf(raw) != "array" {
-		return nil, invalid(at, "must be a string or a list of tokens")
-	}
-	// An id with its comma takes 32 bytes at most in any list worth reading; a list that must be too
-	// long is refused unread.
-	if n, limit := len(raw)/32, v.engine.Config().Context; n > limit {
-		return nil, &engine.ContextError{Prompt: n, Context: limit}
-	}
-	var ids []int32
-	if err := decodeJSON(raw, at, &ids); err != nil {
-		return nil, err
-	}
-	for i, id := range ids {
-		if id < 0 || int(id) >= v.tok.Size() {
-			return nil, invalid(at+index(i), "%d is not the id of a token", id)
-		}
-	}
-	return ids, nil
-}
-
-func (s *Server) completions(w http.ResponseWriter, r *http.Request, q *completionRequest) (any, error) {
+func (s *openAI) completions(w http.ResponseWriter, r *http.Request, q *completionRequest) (any, error) {
 	if err := q.refusedFields.check(); err != nil {
 		return nil, err
 	}
-	l, err := s.acquire(r.Context(), q.Model)
-	if err != nil {
+	c := newConversation(q.Model, &q.samplingFields, q.Stream)
+	c.raw = true
+	if q.N != nil {
+		c.choices = *q.N
+	}
+	c.prompts = func(m *model) (list []*dialog.Prompt, err error) {
+		if q.Suffix != "" {
+			list, err = q.suffixed(r.Context(), m)
+		} else {
+			list, err = m.prompts(r.Context(), "prompt", q.Prompt)
+		}
+		if total := c.choices * len(list); err == nil && (c.choices < 1 || total > maxChoices) {
+			err = invalid("n", "%d choices are not between 1 and %d", total, maxChoices)
+		}
+		return list, err
+	}
+	var err error
+	if c.format, err = q.formatFields.format(); err != nil {
 		return nil, err
 	}
-	defer l.release()
-	a, reqs, err := s.newTextAnswer(r.Context(), q, l.view)
-	if err != nil {
-		return nil, err
+	if q.LogProbs != nil {
+		if err := c.wantLogProbs("logprobs", *q.LogProbs); err != nil {
+			return nil, err
+		}
 	}
-	return s.answer(w, r, l.view, reqs, a.replies, q.Stream, a)
+	return s.converse(w, r, c, func(x *exchange) answer {
+		a := &textAnswer{q: q, choicesAnswer: newChoicesAnswer[completionChoice](x, "cmpl-", "text_completion", c.choices,
+			q.StreamOptions)}
+		for _, rep := range x.replies {
+			a.offset = append(a.offset, utf8.RuneCountInString(a.echo(rep)))
+		}
+		return a
+	})
 }
 
-// suffixed is the prompt of a text that is to be filled in before the suffix.
-func (v *view) suffixed(ctx context.Context, q *completionRequest) ([]textPrompt, error) {
+// suffixed returns the prompt of a text that is filled in before the suffix.
+func (q *completionRequest) suffixed(ctx context.Context, m *model) ([]*dialog.Prompt, error) {
 	if q.Echo {
 		return nil, invalid("echo", "cannot be used with suffix")
 	}
@@ -185,106 +87,43 @@ func (v *view) suffixed(ctx context.Context, q *completionRequest) ([]textPrompt
 	if err := decodeJSON(q.Prompt, "prompt", &prefix); err != nil {
 		return nil, err
 	}
-	p, err := v.fill(prefix, q.Suffix, nil, ctx.Done())
-	return []textPrompt{p}, err
+	p, err := m.fill(prefix, q.Suffix, nil, ctx.Done())
+	return []*dialog.Prompt{p}, err
 }
 
 // textAnswer is the answer to a completion request: n choices per prompt.
 type textAnswer struct {
-	q       *completionRequest
-	v       *view
-	n       int
-	base    completionResponse
-	prompts []textPrompt
-	replies []*reply
-	offset  []int // of each choice, in characters, for log probabilities
-}
-
-func (s *Server) newTextAnswer(ctx context.Context, q *completionRequest, v *view) (
-	*textAnswer, []engine.Request, error) {
-	a := &textAnswer{q: q, v: v, n: 1, base: completionResponse{
-		ID: newID("cmpl-"), Object: "text_completion", Created: time.Now().Unix(), Model: v.name,
-		SystemFingerprint: s.fingerprint(),
-	}}
-	if q.N != nil {
-		a.n = *q.N
-	}
-	var err error
-	if q.Suffix != "" {
-		a.prompts, err = v.suffixed(ctx, q)
-	} else {
-		a.prompts, err = v.prompts(ctx, "prompt", q.Prompt)
-	}
-	if err != nil {
-		return nil, nil, err
-	}
-	if total := a.n * len(a.prompts); a.n < 1 || total > maxChoices {
-		return nil, nil, invalid("n", "%d choices are not between 1 and %d", total, maxChoices)
-	}
-	req := s.request(v)
-	if err := q.samplingFields.apply(&req, v.tok); err != nil {
-		return nil, nil, err
-	}
-	if q.LogProbs != nil {
-		if err := logProbs(&req, "logprobs", *q.LogProbs); err != nil {
-			return nil, nil, err
-		}
-	}
-	c := &conversation{budget: -1, raw: true}
-	if c.format, err = q.formatFields.format(); err != nil {
-		return nil, nil, err
-	}
-	var reqs []engine.Request
-	for _, p := range a.prompts {
-		for i := range a.n {
-			one := req
-			one.Tokens = p.tokens
-			one.Params.Seed += uint64(i)
-			if one.Constraint, err = v.constraint(c, &dialog.Prompt{}); err != nil {
-				return nil, nil, err
-			}
-			reqs = append(reqs, one)
-			rep := newReply(v, nil, nil, q.Stream)
-			rep.keepTokens = q.LogProbs != nil
-			a.replies = append(a.replies, rep)
-		}
-	}
-	a.offset = make([]int, len(a.replies))
-	for i := range a.offset {
-		a.offset[i] = utf8.RuneCountInString(a.echo(i))
-	}
-	return a, reqs, nil
+	choicesAnswer[completionChoice]
+	q      *completionRequest
+	offset []int // of each choice, in characters, for log probabilities
 }
 
 // echo is the prompt's text where the answer begins with it.
-func (a *textAnswer) echo(i int) string {
-	p := a.prompts[i/a.n]
-	switch {
-	case !a.q.Echo:
+func (a *textAnswer) echo(rep *reply) string {
+	if !a.q.Echo {
 		return ""
-	case p.text != "":
-		return p.text
 	}
-	return string(a.v.tok.Decode(p.tokens, tokenizer.DecodeOptions{Special: true, Opens: true}))
+	return rep.promptText()
 }
 
-func (a *textAnswer) logProbs(i int, tokens []engine.Token) *textProbsJSON {
+func (a *textAnswer) logProbs(i int) *textProbsJSON {
 	if a.q.LogProbs == nil {
 		return nil
 	}
+	tok := a.replies[i].tok
 	l := &textProbsJSON{Tokens: []string{}, TokenLogProbs: []float64{}, TopLogProbs: []map[string]float64{},
 		TextOffset: []int{}}
-	for _, t := range tokens {
-		e := newTop(a.v.tok, t.ID, t.LogProb)
+	for _, t := range a.replies[i].tokens {
+		e := newTop(tok, t.ID, t.LogProb)
 		l.Tokens = append(l.Tokens, e.Token)
 		l.TokenLogProbs = append(l.TokenLogProbs, e.LogProb)
 		top := map[string]float64{}
-		for _, x := range tops(a.v.tok, t.Top) {
+		for _, x := range tops(tok, t.Top) {
 			top[x.Token] = x.LogProb
 		}
 		l.TopLogProbs = append(l.TopLogProbs, top)
 		l.TextOffset = append(l.TextOffset, a.offset[i])
-		for _, b := range []byte(e.Token) { // characters, of which a token may have a part
+		for _, b := range []byte(e.Token) { // counts characters; a token may hold a part of one
 			if utf8.RuneStart(b) {
 				a.offset[i]++
 			}
@@ -293,67 +132,48 @@ func (a *textAnswer) logProbs(i int, tokens []engine.Token) *textProbsJSON {
 	return l
 }
 
-func (a *textAnswer) step(int, []delta) error { return nil }
-
 func (a *textAnswer) whole() (any, error) {
-	out := a.base
+	var choices []completionChoice
 	for i, rep := range a.replies {
 		finish := rep.finish()
-		out.Choices = append(out.Choices, completionChoice{
-			Index: i, Text: a.echo(i) + rep.content.String(), LogProbs: a.logProbs(i, rep.tokens), FinishReason: &finish,
+		choices = append(choices, completionChoice{
+			Index: i, Text: a.echo(rep) + rep.content.String(), LogProbs: a.logProbs(i), FinishReason: &finish,
 		})
 	}
-	out.Usage = usage(a.replies, a.n)
-	out.Timings = timings(a.replies[0].result)
-	return &out, nil
+	return a.total(choices), nil
 }
 
-func (a *textAnswer) stream(w http.ResponseWriter, r *http.Request, b *batch) {
-	st := newStream(w)
-	a.base.Usage = a.q.StreamOptions.none()
-	begun := make([]bool, len(a.replies))
-	err := b.run(r, func(i int, ds []delta) error {
-		rep := a.replies[i]
-		ch := completionChoice{Index: i}
-		if !begun[i] {
-			begun[i] = true
-			ch.Text = a.echo(i)
-		}
-		for _, d := range ds {
-			ch.Text += d.text
-		}
-		out := a.base
-		if len(rep.tokens) > 0 {
-			ch.LogProbs = a.logProbs(i, rep.tokens)
-			rep.tokens = rep.tokens[:0]
-		}
-		if rep.result != nil {
-			finish := rep.finish()
-			ch.FinishReason = &finish
-			if len(a.replies) == 1 {
-				out.Timings = timings(rep.result)
-			}
-		} else if a.q.TimingsPerToken {
-			out.Timings = rep.progress(b.gens[i].State(), a.v.engine)
-		}
-		if ch.Text == "" && ch.FinishReason == nil && ch.LogProbs == nil {
-			return nil // all of it is held back
-		}
-		out.Choices = []completionChoice{ch}
-		if a.q.Strobe != nil && a.q.Strobe.Spans {
-			out.Strobe = rep.spans(ds)
-		}
-		if err := st.send("", &out); err != nil {
-			return err
-		}
-		return st.flush()
-	}, st.ping)
-	if err == nil && a.base.Usage != nil {
-		last := a.base
-		last.Choices = []completionChoice{}
-		last.Usage = usage(a.replies, a.n)
-		last.Timings = timings(a.replies[0].result)
-		err = st.send("", &last)
+func (a *textAnswer) chunk(i int, ds []delta) {
+	rep := a.replies[i]
+	ch := completionChoice{Index: i}
+	if !a.begun[i] {
+		a.begun[i] = true
+		ch.Text = a.echo(rep)
 	}
-	st.end(r, err)
+	for _, d := range ds {
+		ch.Text += d.text
+	}
+	out := a.base
+	if len(rep.tokens) > 0 {
+		ch.LogProbs = a.logProbs(i)
+		rep.tokens = rep.tokens[:0]
+	}
+	if rep.result != nil {
+		finish := rep.finish()
+		ch.FinishReason = &finish
+		if len(a.replies) == 1 {
+			out.Timings = timings(rep.result)
+		}
+	} else if a.q.TimingsPerToken {
+		out.Timings = rep.timingsSoFar()
+	}
+	if ch.Text == "" && ch.FinishReason == nil && ch.LogProbs == nil {
+		return // all of it is held back
+	}
+	out.Choices = []completionChoice{ch}
+	if a.q.Strobe != nil && a.q.Strobe.Spans {
+		out.Strobe = rep.spans(ds)
+	}
+	a.st.send("", &out)
+	a.endStream()
 }

@@ -4,7 +4,6 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"encoding/json"
-	"fmt"
 	"log/slog"
 	"math"
 	"net/http"
@@ -55,8 +54,8 @@ func (j modelJSON) named() modelJSON {
 	return j
 }
 
-// upstreamEntry describes a model that lives elsewhere. Where is nobody's business.
-func (s *Server) upstreamEntry(u *upstream.State) modelJSON {
+// upstreamEntry describes a model of another server, without its address.
+func (s *openAI) upstreamEntry(u *upstream.State) modelJSON {
 	j := modelJSON{ID: u.Name, OwnedBy: "upstream", Created: s.started.Unix(),
 		State: string(engine.StateLoaded)}
 	if !u.Ready() {
@@ -73,14 +72,14 @@ func (s *Server) upstreamEntry(u *upstream.State) modelJSON {
 	return j.named()
 }
 
-func (s *Server) modelEntry(m *engine.ModelInfo, e *engine.Engine) modelJSON {
+func (s *openAI) modelEntry(m *engine.ModelInfo, e *engine.Engine) modelJSON {
 	j := modelJSON{
 		ID: m.Name, OwnedBy: "strobe", Created: s.started.Unix(), MaxModelLen: m.Context,
 		ContextLength: m.Context,
 		State:         string(m.State), Size: m.Size, InUse: m.Users, Arch: m.Arch,
 	}
 	if m.Drafter != "" {
-		j.Drafter = filepath.Base(m.Drafter) // where the file lies is nobody's business
+		j.Drafter = filepath.Base(m.Drafter) // without its folder
 	}
 	if !m.Modified.IsZero() {
 		j.Created = m.Modified.Unix()
@@ -101,7 +100,8 @@ func (s *Server) modelEntry(m *engine.ModelInfo, e *engine.Engine) modelJSON {
 	return j.named()
 }
 
-func (s *Server) listModels(w http.ResponseWriter, r *http.Request) (any, error) {
+// modelEntries describes all models, those of other servers last.
+func (s *openAI) modelEntries() []modelJSON {
 	engines := s.models().Resident()
 	data := []modelJSON{}
 	for _, m := range s.models().List() {
@@ -110,6 +110,11 @@ func (s *Server) listModels(w http.ResponseWriter, r *http.Request) (any, error)
 	for _, u := range s.cfg.Upstreams.States() {
 		data = append(data, s.upstreamEntry(&u))
 	}
+	return data
+}
+
+func (s *openAI) listModels(w http.ResponseWriter, r *http.Request) (any, error) {
+	data := s.modelEntries()
 	out := map[string]any{"object": "list", "data": data, "has_more": false, "first_id": nil, "last_id": nil}
 	if n := len(data); n > 0 {
 		out["first_id"], out["last_id"] = data[0].ID, data[n-1].ID
@@ -137,19 +142,13 @@ func codexModels(data []modelJSON) []map[string]any {
 	return out
 }
 
-func (s *Server) getModel(w http.ResponseWriter, r *http.Request) (any, error) {
-	id := r.PathValue("id")
-	for _, m := range s.models().List() {
-		if m.Name == id {
-			return s.modelEntry(&m, s.models().Resident()[id]), nil
+func (s *openAI) getModel(w http.ResponseWriter, r *http.Request) (any, error) {
+	for _, m := range s.modelEntries() {
+		if m.ID == r.PathValue("id") {
+			return m, nil
 		}
 	}
-	for _, u := range s.cfg.Upstreams.States() {
-		if u.Name == id {
-			return s.upstreamEntry(&u), nil
-		}
-	}
-	return nil, &engine.UnknownModelError{Name: id}
+	return nil, &engine.UnknownModelError{Name: r.PathValue("id")}
 }
 
 // embeddingRequest is the body of POST /v1/embeddings.
@@ -166,7 +165,7 @@ type embeddingJSON struct {
 	Embedding any    `json:"embedding"`
 }
 
-func (s *Server) embeddings(w http.ResponseWriter, r *http.Request, q *embeddingRequest) (any, error) {
+func (s *openAI) embeddings(w http.ResponseWriter, r *http.Request, q *embeddingRequest) (any, error) {
 	if q.EncodingFormat != "" && q.EncodingFormat != "float" && q.EncodingFormat != "base64" {
 		return nil, invalid("encoding_format", "%q is neither float nor base64", q.EncodingFormat)
 	}
@@ -175,62 +174,24 @@ func (s *Server) embeddings(w http.ResponseWriter, r *http.Request, q *embedding
 		return nil, err
 	}
 	defer l.release()
-	data, tokens, err := l.embed(r, q)
+	vectors, tokens, err := l.embed(r.Context(), q.Input, q.Dimensions)
 	if err != nil {
 		return nil, err
+	}
+	data := make([]embeddingJSON, len(vectors))
+	for i, x := range vectors {
+		data[i] = embeddingJSON{Object: "embedding", Index: i, Embedding: x}
+		if q.EncodingFormat == "base64" {
+			b := make([]byte, 0, 4*len(x))
+			for _, f := range x {
+				b = binary.LittleEndian.AppendUint32(b, math.Float32bits(f))
+			}
+			data[i].Embedding = base64.StdEncoding.EncodeToString(b)
+		}
 	}
 	logOf(r).add(slog.String("model", l.name), slog.Int("prompt", tokens))
 	return map[string]any{
 		"object": "list", "model": l.name, "data": data,
 		"usage": map[string]int{"prompt_tokens": tokens, "total_tokens": tokens},
 	}, nil
-}
-
-func (v *view) embed(r *http.Request, q *embeddingRequest) (data []embeddingJSON, tokens int, err error) {
-	inputs, err := v.prompts(r.Context(), "input", q.Input)
-	if err != nil {
-		return nil, 0, err
-	}
-	if hidden := v.engine.Model().Target.Hidden; q.Dimensions != nil && *q.Dimensions != hidden {
-		return nil, 0, invalid("dimensions", "this model has %d", hidden)
-	}
-	for i, in := range inputs {
-		if len(in.tokens) == 0 {
-			return nil, 0, invalid(fmt.Sprintf("input[%d]", i), "is empty")
-		}
-		x, err := v.engine.Embed(r.Context(), in.tokens)
-		if err != nil {
-			return nil, 0, err
-		}
-		normalise(x)
-		e := embeddingJSON{Object: "embedding", Index: i, Embedding: x}
-		if q.EncodingFormat == "base64" {
-			b := make([]byte, 0, 4*len(x))
-			for _, f := range x {
-				b = binary.LittleEndian.AppendUint32(b, math.Float32bits(f))
-			}
-			e.Embedding = base64.StdEncoding.EncodeToString(b)
-		}
-		data = append(data, e)
-		tokens += len(in.tokens)
-	}
-	return data, tokens, nil
-}
-
-// normalise makes a vector's length 1. JSON has no words for what is not a number, so such values
-// become 0.
-func normalise(x []float32) {
-	var sum float64
-	for i, f := range x {
-		if f != f || math.IsInf(float64(f), 0) {
-			x[i] = 0
-		}
-		sum += float64(x[i]) * float64(x[i])
-	}
-	if sum > 0 {
-		scale := float32(1 / math.Sqrt(sum))
-		for i := range x {
-			x[i] *= scale
-		}
-	}
 }

@@ -66,7 +66,7 @@ func TestPieces(t *testing.T) {
 	f.script(said)
 	var asked []int32
 	scripted := f.s.tweak
-	f.s.tweak = func(req *engine.Request, v *view) {
+	f.s.tweak = func(req *engine.Request, v *model) {
 		scripted(req, v)
 		asked = slices.Clone(req.Tokens)
 	}

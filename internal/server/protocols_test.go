@@ -22,7 +22,7 @@ func TestSamplingReachesTheSampler(t *testing.T) {
 	defaults := sample.Params{Temp: 0.5, TopK: 11, TopP: 0.8, MinP: 0.11, TypicalP: 0.77}
 	f := start(t, options{config: Config{Params: defaults}})
 	var got sample.Params
-	f.s.tweak = func(req *engine.Request, _ *view) { got = req.Params }
+	f.s.tweak = func(req *engine.Request, _ *model) { got = req.Params }
 	want := sample.Params{Temp: 0.7, TopK: 7, TopP: 0.9, MinP: 0.2, TypicalP: 0.6}
 	given := dict{"temperature": 0.7, "top_k": 7, "top_p": 0.9, "min_p": 0.2, "typical_p": 0.6}
 	for path, q := range map[string]dict{

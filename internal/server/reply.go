@@ -1,8 +1,6 @@
 package server
 
 import (
-	"log/slog"
-	"math"
 	"strings"
 	"time"
 
@@ -16,14 +14,21 @@ import (
 // deltas into events of its own, or waits for the end and shows the whole.
 type reply struct {
 	tok     *tokenizer.Tokenizer
-	parser  parser        // nil leaves the text as it is
-	asked   *conversation // of another server
-	oneCall bool          // ends after the first tool call
+	parser  parser // nil leaves the text as it is
+	oneCall bool   // ends after the first tool call
+
+	req    engine.Request
+	prompt *dialog.Prompt // nil for a model of another server, like the next one
+	engine *engine.Engine
+	gen    generation
+	rounds *rounds // for the trace; nil if there is none
 
 	content, reasoning strings.Builder
 	calls              []*toolCall // with those a stream began and the text did not finish
 	tokens             []engine.Token
-	keepTokens         bool   // for log probabilities
+	keepTokens         bool // for log probabilities
+	deltas             []delta
+	keepDeltas         bool   // for an answer that is shown in one piece and in their order
 	drafted            []bool // of the tokens since the last chunk
 	count              int
 	thinkTokens        int
@@ -31,7 +36,7 @@ type reply struct {
 	enough             bool // the rest is not wanted
 	result             *engine.Result
 	began, firstAt     time.Time
-	prompt             *promptProgress // news of it, for those who want them
+	reading            *promptProgress // news of the prompt, until they are sent
 }
 
 // parser takes apart what a model says.
@@ -53,18 +58,17 @@ type delta struct {
 	text    string
 	call    int // index of the tool call it belongs to
 	drafted bool
+	end     int // of a merged delta: the index after its last part
 }
 
-// newReply returns a reply whose deltas are shown as they come, or one that is shown whole. In
-// a stream a tool call begins as soon as its name is known; a whole answer has complete calls only.
-func newReply(v *view, c *conversation, p *dialog.Prompt, stream bool) *reply {
-	r := &reply{tok: v.tok, began: time.Now()}
-	if c != nil {
-		r.oneCall, r.thinking = c.oneCall, p.Thinking
-		if ps := p.Parser(); ps != nil {
-			ps.Whole = !stream
-			r.parser = ps
-		}
+// newReply returns a reply to a prompt. In a stream a tool call begins as soon as its name is known; a whole answer
+// has complete calls only.
+func newReply(tok *tokenizer.Tokenizer, c *conversation, p *dialog.Prompt) *reply {
+	r := &reply{tok: tok, prompt: p, oneCall: c.oneCall, thinking: p.Thinking, keepTokens: c.logProbs != nil,
+		began: time.Now()}
+	if ps := p.Parser(); ps != nil {
+		ps.Whole = !c.stream
+		r.parser = ps
 	}
 	return r
 }
@@ -93,7 +97,7 @@ func (r *reply) take(ev engine.Event) []delta {
 	if ev.Result != nil {
 		r.result = ev.Result
 		if r.enough && r.result.Reason == engine.ReasonLength {
-			// The answer ended before; the engine was at its limit when it heard of that.
+			// The answer was complete before; the engine reached its limit before it was cancelled.
 			res := *r.result
 			res.Reason = engine.ReasonStop
 			r.result = &res
@@ -101,6 +105,9 @@ func (r *reply) take(ev engine.Event) []delta {
 		if r.parser != nil && !r.enough {
 			out = r.events(out, r.parser.Close(), false)
 		}
+	}
+	if r.keepDeltas {
+		r.deltas = append(r.deltas, out...)
 	}
 	return out
 }
@@ -183,116 +190,26 @@ func (r *reply) finish() string {
 	return "stop"
 }
 
-// timingsJSON is llama.cpp's account of where the time went, with our additions at the end.
-type timingsJSON struct {
-	CacheN              int     `json:"cache_n"`
-	PromptN             int     `json:"prompt_n"`
-	PromptMS            float64 `json:"prompt_ms"`
-	PromptPerTokenMS    float64 `json:"prompt_per_token_ms"`
-	PromptPerSecond     float64 `json:"prompt_per_second"`
-	PredictedN          int     `json:"predicted_n"`
-	PredictedMS         float64 `json:"predicted_ms"`
-	PredictedPerTokenMS float64 `json:"predicted_per_token_ms"`
-	PredictedPerSecond  float64 `json:"predicted_per_second"`
-
-	DraftN         *int    `json:"draft_n,omitempty"`
-	DraftNAccepted *int    `json:"draft_n_accepted,omitempty"`
-	DraftCycles    int     `json:"draft_cycles,omitempty"`
-	AcceptLenMean  float64 `json:"accept_len_mean,omitempty"` // tokens per pass of the target
-	DraftMS        float64 `json:"draft_ms,omitempty"`
-	VerifyMS       float64 `json:"verify_ms,omitempty"`
-	PlainPerSecond float64 `json:"plain_per_second,omitempty"` // what decoding without drafts would reach
-	SpeedupEst     float64 `json:"speedup_est,omitempty"`
-	QueuedMS       float64 `json:"queued_ms,omitempty"`
-	FirstMS        float64 `json:"first_token_ms,omitempty"` // from the request's arrival in the queue
-}
-
-// perSecond and perToken are finite whatever happened.
-func perSecond(n int, d time.Duration) float64 {
-	if d <= 0 || n <= 0 {
-		return 0
-	}
-	return float64(n) / d.Seconds()
-}
-
-func perToken(d time.Duration, n int) float64 {
-	if n <= 0 {
-		return 0
-	}
-	return ms(d) / float64(n)
-}
-
-// timings accounts for a generation that ended.
-func timings(res *engine.Result) *timingsJSON {
-	st := &res.Stats
-	t := &timingsJSON{
-		CacheN: res.Cached, PromptN: st.Prompt, PromptMS: ms(st.PromptTime),
-		PromptPerTokenMS: perToken(st.PromptTime, st.Prompt), PromptPerSecond: perSecond(st.Prompt, st.PromptTime),
-		PredictedN: res.Generated, PredictedMS: ms(st.DecodeTime),
-		PredictedPerTokenMS: perToken(st.DecodeTime, res.Generated-1),
-		PredictedPerSecond:  perSecond(res.Generated-1, st.DecodeTime),
-		QueuedMS:            ms(res.Queued), FirstMS: ms(res.First),
-	}
-	if st.Guessed > 0 {
-		t.DraftN, t.DraftNAccepted = &st.Guessed, &st.Accepted
-		t.DraftCycles, t.AcceptLenMean = st.Drafts, st.Mean()
-		t.DraftMS, t.VerifyMS = ms(st.Draft), ms(st.Verify)
-	}
-	if st.PlainCost > 0 {
-		t.PlainPerSecond = 1 / st.PlainCost.Seconds()
-		t.SpeedupEst = st.SpeedUp()
-	}
-	return t
-}
-
-// progress accounts for a generation that is still running. What plain decoding would reach is known from
-// generations that ended before.
-func (r *reply) progress(s engine.State, e *engine.Engine) *timingsJSON {
-	t := &timingsJSON{CacheN: s.Cached, PromptN: max(0, s.Processed-s.Cached), PredictedN: r.count}
-	if !r.firstAt.IsZero() {
-		d := time.Since(r.firstAt)
-		t.PredictedMS = ms(d)
-		t.PredictedPerTokenMS = perToken(d, r.count-1)
-		t.PredictedPerSecond = perSecond(r.count-1, d)
-	}
-	if cost := e.Snapshot().Stats.PlainCost; cost > 0 {
-		t.PlainPerSecond = 1 / cost.Seconds()
-	}
-	return t
-}
-
-// generation adds a generation to the request's log line, which has room for the first one.
-func (l *record) generation(model string, res *engine.Result) {
-	if l.choices++; l.choices > 1 {
-		return
-	}
-	t := timings(res)
-	l.add(slog.String("model", model), slog.String("end", res.Reason.String()),
-		slog.Int("prompt", res.Prompt), slog.Int("cached", res.Cached), slog.Int("tokens", res.Generated),
-		slog.Float64("queued_ms", round(t.QueuedMS)), slog.Float64("prompt_ms", round(t.PromptMS)),
-		slog.Float64("first_ms", round(t.FirstMS)),
-		slog.Float64("decode_ms", round(t.PredictedMS)), slog.Float64("tokens_per_second", round(t.PredictedPerSecond)))
-	if t.DraftN != nil {
-		l.add(slog.Int("draft_n", *t.DraftN), slog.Int("draft_n_accepted", *t.DraftNAccepted),
-			slog.Float64("accept_len_mean", round(t.AcceptLenMean)))
-	}
-	if err := res.Stats.DraftErr; err != nil {
-		l.add(slog.String("draft_error", err.Error()))
-	}
-}
-
-func round(x float64) float64 { return math.Round(x*100) / 100 }
-
 // merge joins neighbouring deltas of the same text.
 func merge(ds []delta) []delta {
 	var out []delta
-	for _, d := range ds {
+	for i, d := range ds {
+		d.end = i + 1
 		if n := len(out) - 1; n >= 0 && out[n].kind == d.kind && out[n].call == d.call && d.kind != parse.ToolBegin &&
 			d.kind != parse.ToolEnd {
 			out[n].text += d.text
+			out[n].end = d.end
 			continue
 		}
 		out = append(out, d)
 	}
 	return out
+}
+
+// promptText is the text of a reply's prompt, also of one that was given in tokens.
+func (r *reply) promptText() string {
+	if r.prompt.Text != "" {
+		return r.prompt.Text
+	}
+	return string(r.tok.Decode(r.prompt.Tokens, tokenizer.DecodeOptions{Special: true, Opens: true}))
 }

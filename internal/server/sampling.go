@@ -22,13 +22,19 @@ const (
 	maxTools    = 512
 )
 
-// samplingFields are the fields OpenAI's endpoints and llama.cpp share. Null means absent.
+// commonSampling are the fields of sampling that every protocol has, with our own. Null means absent.
+type commonSampling struct {
+	Temperature *float32      `json:"temperature"`
+	TopP        *float32      `json:"top_p"`
+	TopK        *int          `json:"top_k"`
+	MinP        *float32      `json:"min_p"`
+	TypicalP    *float32      `json:"typical_p"`
+	Strobe      *strobeFields `json:"strobe"`
+}
+
+// samplingFields are the fields OpenAI's endpoints and llama.cpp share.
 type samplingFields struct {
-	Temperature      *float32 `json:"temperature"`
-	TopP             *float32 `json:"top_p"`
-	TopK             *int     `json:"top_k"`
-	MinP             *float32 `json:"min_p"`
-	TypicalP         *float32 `json:"typical_p"`
+	commonSampling
 	PresencePenalty  *float32 `json:"presence_penalty"`
 	FrequencyPenalty *float32 `json:"frequency_penalty"`
 	RepeatPenalty    *float32 `json:"repeat_penalty"`
@@ -48,11 +54,10 @@ type samplingFields struct {
 	MaxCompletionTokens *int `json:"max_completion_tokens"`
 	NPredict            *int `json:"n_predict"`
 
-	CachePrompt     *bool         `json:"cache_prompt"`
-	IDSlot          *int          `json:"id_slot"`
-	ReturnProgress  bool          `json:"return_progress"`
-	TimingsPerToken bool          `json:"timings_per_token"`
-	Strobe          *strobeFields `json:"strobe"`
+	CachePrompt     *bool `json:"cache_prompt"`
+	IDSlot          *int  `json:"id_slot"`
+	ReturnProgress  bool  `json:"return_progress"`
+	TimingsPerToken bool  `json:"timings_per_token"`
 }
 
 // strobeFields are our own additions to a request, under one key.
@@ -266,46 +271,41 @@ func logitBias(raw json.RawMessage, tok *tokenizer.Tokenizer) (map[int32]float32
 		bias[int32(id)] = v
 		return nil
 	}
+	var pairs [][]json.RawMessage
 	switch kindOf(raw) {
 	case "null":
 		return nil, nil
 	case "object":
-		var m map[string]json.RawMessage
-		if err := decodeJSON(raw, name, &m); err != nil {
+		var object map[string]json.RawMessage
+		if err := decodeJSON(raw, name, &object); err != nil {
 			return nil, err
 		}
-		if len(m) > maxBias {
-			return nil, invalid(name, "has more than %d entries", maxBias)
-		}
-		for k, v := range m {
-			key := json.RawMessage(k)
-			if _, err := strconv.ParseInt(k, 10, 32); err != nil {
-				if key, err = json.Marshal(k); err != nil {
+		for key, value := range object {
+			id := json.RawMessage(key)
+			if _, err := strconv.ParseInt(key, 10, 32); err != nil {
+				if id, err = json.Marshal(key); err != nil {
 					return nil, err
 				}
 			}
-			if err := add(key, v); err != nil {
-				return nil, err
-			}
+			pairs = append(pairs, []json.RawMessage{id, value})
 		}
 	case "array":
-		var list [][]json.RawMessage
-		if err := decodeJSON(raw, name, &list); err != nil {
+		if err := decodeJSON(raw, name, &pairs); err != nil {
 			return nil, err
-		}
-		if len(list) > maxBias {
-			return nil, invalid(name, "has more than %d entries", maxBias)
-		}
-		for _, pair := range list {
-			if len(pair) != 2 {
-				return nil, invalid(name, "must hold pairs")
-			}
-			if err := add(pair[0], pair[1]); err != nil {
-				return nil, err
-			}
 		}
 	default:
 		return nil, invalid(name, "must be an object or a list of pairs")
+	}
+	if len(pairs) > maxBias {
+		return nil, invalid(name, "has more than %d entries", maxBias)
+	}
+	for _, pair := range pairs {
+		if len(pair) != 2 {
+			return nil, invalid(name, "must hold pairs")
+		}
+		if err := add(pair[0], pair[1]); err != nil {
+			return nil, err
+		}
 	}
 	return bias, nil
 }
@@ -315,16 +315,3 @@ func dryBreakers(tok *tokenizer.Tokenizer) []int32 {
 	return sample.BreakerTokens(tok.Size(), func(id int32) []byte { return tok.Piece(id, false) },
 		[]string{"\n", ":", "\"", "*"})
 }
-
-// logProbs sets how many log probabilities a request wants: n alternatives of every token, and the
-// token's own.
-func logProbs(req *engine.Request, name string, n int) error {
-	if n < 0 || n > maxLogProbs {
-		return invalid(name, "%d is not between 0 and %d", n, maxLogProbs)
-	}
-	req.LogProbs, req.WantLogProb = n, true
-	return nil
-}
-
-// index is the way errors name an element of a list.
-func index(i int) string { return "[" + strconv.Itoa(i) + "]" }

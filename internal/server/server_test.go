@@ -128,7 +128,7 @@ func start(t testing.TB, o options) *fixture {
 
 // script makes the model say exactly this, whatever it would have said.
 func (f *fixture) script(text string) {
-	f.s.tweak = func(req *engine.Request, v *view) {
+	f.s.tweak = func(req *engine.Request, v *model) {
 		req.Constraint = &scripted{v.tok.Encode(text, tokenizer.EncodeOptions{ParseSpecial: true}), v.tok.EOG()[0]}
 	}
 }

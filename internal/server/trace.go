@@ -20,14 +20,17 @@ var traceContext propagation.TraceContext
 // maxRounds bounds what a trace says of one generation. Later rounds are counted only.
 const maxRounds = 512
 
-// traced begins the span of a request, in the trace the client belongs to. The function it returns ends it.
+// tracer traces requests; without a Tracer it does nothing.
+type tracer struct{ trace.Tracer }
+
+// request begins the span of a request, in the trace the client belongs to. The function it returns ends it.
 // Without tracing both are as they were.
-func (s *Server) traced(r *http.Request) (*http.Request, func(status int)) {
-	if s.tracer == nil || isHealth(r) || r.URL.Path == "/metrics" || open(r) {
+func (s tracer) request(r *http.Request) (*http.Request, func(status int)) {
+	if s.Tracer == nil || isHealth(r) || r.URL.Path == "/metrics" || open(r) {
 		return r, func(int) {}
 	}
 	ctx := traceContext.Extract(r.Context(), propagation.HeaderCarrier(r.Header))
-	ctx, span := s.tracer.Start(ctx, r.Method, trace.WithSpanKind(trace.SpanKindServer))
+	ctx, span := s.Start(ctx, r.Method, trace.WithSpanKind(trace.SpanKindServer))
 	r = r.WithContext(ctx)
 	return r, func(status int) {
 		_, path, _ := strings.Cut(r.Pattern, " ") // known now
@@ -49,8 +52,8 @@ type rounds struct {
 }
 
 // watch makes the engine tell of a request's rounds if they are traced. Else it returns nil.
-func (s *Server) watch(ctx context.Context, req *engine.Request) *rounds {
-	if s.tracer == nil || !trace.SpanFromContext(ctx).IsRecording() {
+func (s tracer) watch(ctx context.Context, req *engine.Request) *rounds {
+	if s.Tracer == nil || !trace.SpanFromContext(ctx).IsRecording() {
 		return nil
 	}
 	t := &rounds{began: time.Now()}
@@ -62,8 +65,8 @@ func (s *Server) watch(ctx context.Context, req *engine.Request) *rounds {
 	return t
 }
 
-// traceGeneration adds the phases of a generation that ended, as spans of their own.
-func (s *Server) traceGeneration(ctx context.Context, model string, t *rounds, res *engine.Result) {
+// generation adds the phases of a generation that ended, as spans of their own.
+func (s tracer) generation(ctx context.Context, model string, t *rounds, res *engine.Result) {
 	request := trace.SpanFromContext(ctx)
 	if !request.IsRecording() {
 		return
@@ -75,7 +78,7 @@ func (s *Server) traceGeneration(ctx context.Context, model string, t *rounds, r
 		return
 	}
 	span := func(name string, from, to time.Duration, attrs ...attribute.KeyValue) {
-		_, x := s.tracer.Start(ctx, name, trace.WithTimestamp(t.began.Add(from)), trace.WithAttributes(attrs...))
+		_, x := s.Start(ctx, name, trace.WithTimestamp(t.began.Add(from)), trace.WithAttributes(attrs...))
 		defer x.End(trace.WithTimestamp(t.began.Add(to)))
 		for _, r := range t.list {
 			if (name == "prefill") != (r.Prompt > 0) || name == "queue" {

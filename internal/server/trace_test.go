@@ -13,8 +13,8 @@ func TestTracingOffCostsNothing(t *testing.T) {
 	r := httptest.NewRequest("POST", "/v1/chat/completions", nil)
 	var req engine.Request
 	n := testing.AllocsPerRun(100, func() {
-		r2, end := s.traced(r)
-		if s.watch(r2.Context(), &req) != nil || req.Watch != nil || r2 != r {
+		r2, end := s.tracer.request(r)
+		if s.tracer.watch(r2.Context(), &req) != nil || req.Watch != nil || r2 != r {
 			t.Error("something is traced")
 		}
 		end(200)

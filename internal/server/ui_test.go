@@ -221,7 +221,7 @@ func pageVerdict(t *testing.T, p *webPage) {
 func pageAnswer(t *testing.T, p *webPage) {
 	p.script("I wonder.</think>\n\n" + markdown)
 	script := p.s.tweak
-	p.s.tweak = func(req *engine.Request, v *view) {
+	p.s.tweak = func(req *engine.Request, v *model) {
 		script(req, v)
 		req.Spec.Fixed = true
 	}
@@ -306,7 +306,9 @@ func pageAnswer(t *testing.T, p *webPage) {
 
 // pageStop stops an endless answer with the keyboard.
 func pageStop(t *testing.T, p *webPage) {
-	p.s.tweak = func(req *engine.Request, _ *view) { req.IgnoreEOG, req.MaxTokens, req.Constraint = true, 30000, slow{} }
+	p.s.tweak = func(req *engine.Request, _ *model) {
+		req.IgnoreEOG, req.MaxTokens, req.Constraint = true, 30000, slow{}
+	}
 	p.eval("$('#input').focus()")
 	p.write("Go on")
 	p.key("Enter", 13)
@@ -491,7 +493,9 @@ func pagePhone(t *testing.T, p *webPage) {
 	p.eval("$('#new').click()")
 	p.until("!$('#welcome').hidden")
 	shot(t, p.browser, "phone-welcome")
-	p.s.tweak = func(req *engine.Request, _ *view) { req.IgnoreEOG, req.MaxTokens, req.Constraint = true, 30000, slow{} }
+	p.s.tweak = func(req *engine.Request, _ *model) {
+		req.IgnoreEOG, req.MaxTokens, req.Constraint = true, 30000, slow{}
+	}
 	p.eval("$('#input').focus()")
 	p.write(strings.Repeat("unbroken", 30))
 	p.eval("$('#send').click()")

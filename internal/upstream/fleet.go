@@ -120,7 +120,7 @@ func New(models []Model, opt Options) (*Fleet, error) {
 			IdleConnTimeout:     time.Minute,
 			DisableCompression:  true, // streams are passed on as they come
 		},
-		// A redirect would carry a request, and its key, to a place nobody named.
+		// A redirect would carry a request, and its key, to a place that is not in the settings.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 	for _, m := range models {
@@ -298,9 +298,6 @@ func (f *Fleet) Send(ctx context.Context, q Request) (*Response, error) {
 	if last != nil {
 		return last, nil
 	}
-	if why == nil {
-		why, _ = g.replicas[0].state()
-	}
 	return nil, fmt.Errorf("upstream %s: %w: %v", g.Name, ErrDown, why)
 }
 
@@ -414,39 +411,38 @@ func (f *Fleet) try(ctx context.Context, g *group, r *replica, q Request, more b
 }
 
 // await calls leave when a replica takes too long to begin an answer, unless begun, which it returns, was called
-// before; that reports whether it was. A replica that is ill is left at once if another one can be tried. The last one
-// has as long as it takes while it is well: a long prompt or a queue may be all that it is busy with.
+// before; that reports whether it was, and is called once. A replica that is ill is left at once if another one can be
+// tried. The last one has as long as it takes while it is well: it may be busy with a long prompt or a queue.
 func (f *Fleet) await(r *replica, body []byte, more bool, leave func()) (begun func() bool) {
 	limit := f.opt.Begin
 	if !streams(body) {
 		limit *= 10
 	}
 	start := time.Now()
-	var mu sync.Mutex
-	var over, left bool
-	var timer *time.Timer
-	mu.Lock()
-	defer mu.Unlock()
-	// Looked at as often as health is asked for: the answer to that is what changes.
-	timer = time.AfterFunc(f.opt.Interval, func() {
-		mu.Lock()
-		defer mu.Unlock()
-		late, ill := time.Since(start) >= limit, r.ill.Load()
-		switch {
-		case over:
-		case more && (late || ill), late && ill:
-			left = true
-			leave()
-		default:
-			timer.Reset(f.opt.Interval)
+	var over atomic.Bool // it has begun, or was left
+	stop := make(chan struct{})
+	go func() {
+		// Looked at as often as health is asked for: the answer to that is what changes.
+		tick := time.NewTicker(f.opt.Interval)
+		defer tick.Stop()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+			}
+			late, ill := time.Since(start) >= limit, r.ill.Load()
+			if more && (late || ill) || late && ill {
+				if over.CompareAndSwap(false, true) {
+					leave()
+				}
+				return
+			}
 		}
-	})
+	}()
 	return func() bool {
-		mu.Lock()
-		defer mu.Unlock()
-		over = true
-		timer.Stop()
-		return !left
+		close(stop)
+		return over.CompareAndSwap(false, true)
 	}
 }
 

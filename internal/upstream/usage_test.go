@@ -18,6 +18,7 @@ func TestUsageIsRead(t *testing.T) {
 		{"Anthropic's", `{"usage":{"input_tokens":3,"cache_read_input_tokens":6,"output_tokens":4}}`, Usage{9, 6, 4, 0, 0}},
 		{"timings", long + `data: {"timings":{"prompt_n":4,"cache_n":5,"predicted_n":7,"draft_n":6,"draft_n_accepted":3}}`,
 			Usage{9, 5, 7, 6, 3}},
+		{"the very beginning", `"usage":{"prompt_tokens":9,"completion_tokens":4}`, Usage{9, 0, 4, 0, 0}},
 		{"none", long, Usage{}},
 		{"cut off", `{"usage":{"prompt_tokens":9`, Usage{}},
 		{"empty", "", Usage{}},

@@ -7,54 +7,17 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"net"
-	"net/http"
-	"os"
 	"reflect"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"strobe/internal/chat"
 )
 
-// readBody reads the whole request within the limits on its size and time.
-func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
-	limit := s.cfg.MaxBody
-	if enc := r.Header.Get("Content-Encoding"); enc != "" && !strings.EqualFold(enc, "identity") {
-		return nil, &apiError{Status: http.StatusUnsupportedMediaType, Type: "invalid_request_error",
-			Message: fmt.Sprintf("Content-Encoding: %q is not supported; send the JSON as it is", enc)}
-	}
-	if r.ContentLength > limit {
-		// Said before reading, so that a large upload is not waited for.
-		return nil, &http.MaxBytesError{Limit: limit}
-	}
-	rc := http.NewResponseController(w)
-	_ = rc.SetReadDeadline(time.Now().Add(s.cfg.BodyTimeout))
-	var buf bytes.Buffer // grows with what has come, whatever length was announced
-	if _, err := buf.ReadFrom(http.MaxBytesReader(w, r.Body, limit)); err != nil {
-		var size *http.MaxBytesError
-		var network *net.OpError
-		switch {
-		case errors.As(err, &size), errors.Is(err, errHeld):
-			return nil, err
-		case errors.Is(err, os.ErrDeadlineExceeded):
-			return nil, &apiError{Status: http.StatusRequestTimeout, Type: "invalid_request_error",
-				Message: fmt.Sprintf("the request's body did not arrive within %v", s.cfg.BodyTimeout)}
-		case errors.Is(err, io.ErrUnexpectedEOF), errors.As(err, &network):
-			return nil, fmt.Errorf("%w: %v", errClient, err)
-		}
-		return nil, invalid("", "the request's body cannot be read: %v", err)
-	}
-	// The deadline must not outlive the body: it would end the watch for a client that leaves.
-	_ = rc.SetReadDeadline(time.Time{})
-	// Parts of it are shown again as they are, so they have to be text.
-	return bytes.ToValidUTF8(bytes.TrimPrefix(buf.Bytes(), []byte("\ufeff")), []byte("\ufffd")), nil
-}
-
 // goNames are the names of embedded structs, which errors of package json mention though requests have no such keys.
-var goNames = []string{"samplingFields", "thinkingFields", "formatFields", "refusedFields", "namedTool"}
+var goNames = []string{"commonSampling", "samplingFields", "thinkingFields", "formatFields",
+	"refusedFields", "namedTool"}
 
 // decodeJSON is json.Unmarshal with errors for people. path is where the value stands in the request.
 func decodeJSON(data []byte, path string, v any) error {
@@ -95,6 +58,14 @@ func decodeJSON(data []byte, path string, v any) error {
 		return invalid(path, "malformed JSON: it ends too early")
 	}
 	return invalid(path, "%v", err)
+}
+
+// decodeFields is decodeJSON for a value that must be an object.
+func decodeFields(data json.RawMessage, path string, v any) error {
+	if kindOf(data) != "object" {
+		return invalid(path, "must be an object")
+	}
+	return decodeJSON(data, path, v)
 }
 
 // unmarshal is json.Unmarshal for clients whose language has one kind of number: 8.0 is an integer, too.
@@ -192,4 +163,32 @@ func (t *texts) UnmarshalJSON(data []byte) error {
 	}
 	*t = list
 	return nil
+}
+
+// index is the way errors name an element of a list.
+func index(i int) string { return "[" + strconv.Itoa(i) + "]" }
+
+// decodeBlocks reads a string, which textBlock turns into one block, or a list of blocks.
+func decodeBlocks[T any](raw json.RawMessage, at string, textBlock func(*string) T) ([]T, error) {
+	switch kindOf(raw) {
+	case "null":
+		return nil, nil
+	case "string":
+		var text string
+		err := decodeJSON(raw, at, &text)
+		return []T{textBlock(&text)}, err
+	case "array":
+		var list []json.RawMessage
+		if err := decodeJSON(raw, at, &list); err != nil {
+			return nil, err
+		}
+		out := make([]T, len(list))
+		for i, x := range list {
+			if err := decodeFields(x, at+index(i), &out[i]); err != nil {
+				return nil, err
+			}
+		}
+		return out, nil
+	}
+	return nil, invalid(at, "must be a string or a list of blocks")
 }

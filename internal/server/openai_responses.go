@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"encoding/json"
 	"net/http"
 	"slices"
@@ -83,57 +84,59 @@ type outputPart struct {
 	LogProbs    *[]any `json:"logprobs,omitempty"`
 }
 
-func (s *Server) responses(w http.ResponseWriter, r *http.Request, q *responsesRequest) (any, error) {
+func (s *openAI) responses(w http.ResponseWriter, r *http.Request, q *responsesRequest) (any, error) {
 	c, err := s.responsesConversation(r, q)
 	if err != nil {
 		return nil, err
 	}
-	l, err := s.partner(r, q.Model)
-	if err != nil {
-		return nil, err
-	}
-	defer l.release()
-	req := s.request(l.view)
-	c.sampling = &samplingFields{
-		Temperature: q.Temperature, TopP: q.TopP, TopK: q.TopK, MinP: q.MinP, TypicalP: q.TypicalP,
-		MaxTokens: q.MaxOutputTokens, Strobe: q.Strobe,
-	}
-	if err := c.sampling.apply(&req, l.tok); err != nil {
-		return nil, err
-	}
-	c.done = r.Context().Done()
-	reqs, replies, err := l.answers(c, req, 1, q.Stream)
-	if err != nil {
-		return nil, err
-	}
-	a := &responseAnswer{rep: replies[0], base: q.response(l.name, &req), q: q}
-	a.seal = slices.Contains(q.Include, "reasoning.encrypted_content")
-	if a.summary = q.Reasoning != nil && q.Reasoning.Summary != "" && q.Reasoning.Summary != "none"; a.summary {
-		a.base.Reasoning["summary"] = q.Reasoning.Summary
-	}
-	if q.Store == nil || *q.Store {
-		a.memory, a.owner = s.memory, ownerOf(r.Context())
-		a.base.Store = s.memory.limit > 0
-	}
-	return s.answer(w, r, l.view, reqs, replies, q.Stream, a)
+	return s.converse(w, r, c, func(x *exchange) answer {
+		a := &responseAnswer{exchange: x, rep: x.replies[0], base: q.response(x.name, &x.req), q: q}
+		a.rep.keepDeltas = !q.Stream
+		a.seal = slices.Contains(q.Include, "reasoning.encrypted_content")
+		if a.summary = q.Reasoning != nil && q.Reasoning.Summary != "" && q.Reasoning.Summary != "none"; a.summary {
+			a.base.Reasoning["summary"] = q.Reasoning.Summary
+		}
+		if q.Store == nil || *q.Store {
+			a.memory, a.owner = s.memory, ownerOf(r.Context())
+			a.base.Store = s.memory.limit > 0
+		}
+		x.st.idle = func() error {
+			a.start()
+			return a.st.ping()
+		}
+		x.st.failed = func(e *apiError) (string, any) {
+			a.base.Status, a.base.Error = "failed", &responseError{"server_error", e.Message}
+			return "response.failed", map[string]any{"type": "response.failed", "sequence_number": a.seq, "response": &a.base}
+		}
+		return a
+	})
 }
 
 // inputTokens counts the tokens of a request without running it.
-func (s *Server) inputTokens(w http.ResponseWriter, r *http.Request, q *responsesRequest) (any, error) {
+func (s *openAI) inputTokens(w http.ResponseWriter, r *http.Request, q *responsesRequest) (any, error) {
 	c, err := s.responsesConversation(r, q)
 	if err != nil {
 		return nil, err
 	}
-	p, err := s.prompt(r, q.Model, c)
+	p, err := s.prompt(r, c)
 	if err != nil {
 		return nil, err
 	}
 	return map[string]any{"object": "response.input_tokens", "input_tokens": len(p.Tokens)}, nil
 }
 
-func (a *responseAnswer) step(_ int, ds []delta) error { return a.deltas(ds) }
+func (a *responseAnswer) whole() (any, error) {
+	a.add(a.rep.deltas)
+	return &a.base, a.finish()
+}
 
-func (a *responseAnswer) whole() (any, error) { return &a.base, a.finish() }
+func (a *responseAnswer) chunk(_ int, ds []delta) {
+	a.start()
+	a.add(ds)
+	if a.rep.result != nil {
+		a.st.err = cmp.Or(a.st.err, a.finish())
+	}
+}
 
 // response is the object as it is before anything was generated.
 func (q *responsesRequest) response(model string, req *engine.Request) responseJSON {
@@ -168,14 +171,14 @@ func (q *responsesRequest) response(model string, req *engine.Request) responseJ
 // responseAnswer builds the output item by item. One is open at a time; each change is also an event
 // when the answer is streamed.
 type responseAnswer struct {
+	*exchange
 	q       *responsesRequest
 	base    responseJSON
 	rep     *reply
-	memory  *memory // keeps the response at its end; nil if nobody shall
-	owner   string  // of what it keeps
+	memory  *memory // stores the response at its end; nil does not
+	owner   string  // of the stored response
 	summary bool    // reasoning is shown where summaries are
 	seal    bool    // and in encrypted_content
-	st      *stream // nil for a whole answer
 	seq     int
 	open    bool
 	kind    parse.Kind
@@ -207,27 +210,21 @@ func (a *responseAnswer) part(text string) outputPart {
 }
 
 // event sends an event with its type and number.
-func (a *responseAnswer) event(name string, fields map[string]any) error {
-	if a.st == nil {
-		return nil
+func (a *responseAnswer) event(name string, fields map[string]any) {
+	if a.stream {
+		fields["type"], fields["sequence_number"] = name, a.seq
+		a.seq++
+		a.st.send(name, fields)
 	}
-	fields["type"], fields["sequence_number"] = name, a.seq
-	a.seq++
-	return a.st.send(name, fields)
 }
 
 // start sends the two events every stream begins with.
-func (a *responseAnswer) start() error {
-	if a.begun {
-		return nil
+func (a *responseAnswer) start() {
+	if !a.begun {
+		a.begun = true
+		a.event("response.created", map[string]any{"response": &a.base})
+		a.event("response.in_progress", map[string]any{"response": &a.base})
 	}
-	a.begun = true
-	for _, name := range []string{"response.created", "response.in_progress"} {
-		if err := a.event(name, map[string]any{"response": &a.base}); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 func (a *responseAnswer) item() *outputItem { return &a.base.Output[len(a.base.Output)-1] }
@@ -241,37 +238,32 @@ func (a *responseAnswer) place(more map[string]any) map[string]any {
 	return more
 }
 
-func (a *responseAnswer) begin(kind parse.Kind, it outputItem) error {
-	if err := a.end("completed"); err != nil {
-		return err
-	}
+func (a *responseAnswer) begin(kind parse.Kind, it outputItem) {
+	a.end("completed")
 	a.open, a.kind = true, kind
 	a.text.Reset()
 	it.Status = "in_progress"
 	a.base.Output = append(a.base.Output, it)
-	if err := a.event("response.output_item.added", map[string]any{"output_index": len(a.base.Output) - 1,
-		"item": a.item()}); err != nil {
-		return err
+	a.event("response.output_item.added", map[string]any{"output_index": len(a.base.Output) - 1, "item": a.item()})
+	if kind != parse.ToolBegin {
+		a.event(a.shown().partEvent+".added", a.place(map[string]any{"part": a.part("")}))
 	}
-	if kind == parse.ToolBegin {
-		return nil
-	}
-	return a.event(a.shown().partEvent+".added", a.place(map[string]any{"part": a.part("")}))
 }
 
-func (a *responseAnswer) add(text string) error {
+// addText adds text to the open item.
+func (a *responseAnswer) addText(text string) {
 	a.text.WriteString(text)
 	m := a.place(map[string]any{"delta": text})
 	if a.kind == parse.Content {
 		m["logprobs"] = []any{}
 	}
-	return a.event(a.shown().textEvent+".delta", m)
+	a.event(a.shown().textEvent+".delta", m)
 }
 
 // end completes the open item, or leaves it incomplete.
-func (a *responseAnswer) end(status string) error {
+func (a *responseAnswer) end(status string) {
 	if !a.open {
-		return nil
+		return
 	}
 	a.open = false
 	text, it := a.text.String(), a.item()
@@ -294,52 +286,45 @@ func (a *responseAnswer) end(status string) error {
 		code := seal(text)
 		it.Encrypted = &code
 	}
-	if err := a.event(how.textEvent+".done", m); err != nil {
-		return err
-	}
+	a.event(how.textEvent+".done", m)
 	if how.part != "" {
-		if err := a.event(how.partEvent+".done", a.place(map[string]any{"part": a.part(text)})); err != nil {
-			return err
-		}
+		a.event(how.partEvent+".done", a.place(map[string]any{"part": a.part(text)}))
 	}
-	return a.event("response.output_item.done", map[string]any{"output_index": len(a.base.Output) - 1, "item": it})
+	a.event("response.output_item.done", map[string]any{"output_index": len(a.base.Output) - 1, "item": it})
 }
 
-func (a *responseAnswer) deltas(ds []delta) error {
+// add adds what the model generated to the output.
+func (a *responseAnswer) add(ds []delta) {
 	for _, d := range merge(ds) {
-		var err error
+		another := !a.open || a.kind != d.kind
 		switch d.kind {
-		case parse.Content, parse.Reasoning:
-			if !a.open || a.kind != d.kind {
-				it := outputItem{Type: "message", ID: newID("msg_"), Role: "assistant", Content: &[]outputPart{}}
-				if d.kind == parse.Reasoning {
-					it = outputItem{Type: "reasoning", ID: newID("rs_"), Summary: &[]outputPart{}}
-					if !a.summary {
-						it.Content = &[]outputPart{}
-					}
-				}
-				if err = a.begin(d.kind, it); err != nil {
-					return err
-				}
+		case parse.Content:
+			if another {
+				a.begin(d.kind, outputItem{Type: "message", ID: newID("msg_"), Role: "assistant", Content: &[]outputPart{}})
 			}
-			err = a.add(d.text)
+			a.addText(d.text)
+		case parse.Reasoning:
+			if another {
+				it := outputItem{Type: "reasoning", ID: newID("rs_"), Summary: &[]outputPart{}}
+				if !a.summary {
+					it.Content = &[]outputPart{}
+				}
+				a.begin(d.kind, it)
+			}
+			a.addText(d.text)
 		case parse.ToolBegin:
 			c := a.rep.calls[d.call]
 			it := outputItem{Type: "function_call", ID: newID("fc_"), CallID: c.id, Name: c.name, Arguments: new(string)}
 			if n, ok := a.q.names[c.name]; ok {
 				it.Name, it.Namespace = n.name, n.namespace
 			}
-			err = a.begin(d.kind, it)
+			a.begin(d.kind, it)
 		case parse.ToolArguments:
-			err = a.add(d.text)
+			a.addText(d.text)
 		case parse.ToolEnd:
-			err = a.end("completed")
-		}
-		if err != nil {
-			return err
+			a.end("completed")
 		}
 	}
-	return nil
 }
 
 // finish completes the response.
@@ -349,50 +334,19 @@ func (a *responseAnswer) finish() error {
 		status = "incomplete"
 		a.base.IncompleteDetails = &incompleteJSON{"max_output_tokens"}
 	}
-	if err := a.end(status); err != nil {
-		return err
-	}
+	a.end(status)
 	u := &responseUsage{InputTokens: res.Prompt, OutputTokens: res.Generated, TotalTokens: res.Prompt + res.Generated}
 	u.InputDetails.CachedTokens = res.Cached
 	u.InputDetails.add(res)
 	u.OutputDetails.ReasoningTokens = a.rep.thinkTokens
 	a.base.Usage, a.base.Timings, a.base.Status = u, timings(res), status
-	if a.memory != nil { // before the client hears of the end and goes on from it
-		kept, err := a.memory.put(a.owner, &a.base, a.q.items)
+	if a.memory != nil { // before the client can refer to it
+		stored, err := a.memory.put(a.owner, &a.base, a.q.items)
 		if err != nil {
 			return err
 		}
-		a.base.Store = kept
+		a.base.Store = stored
 	}
-	return a.event("response."+status, map[string]any{"response": &a.base})
-}
-
-func (a *responseAnswer) stream(w http.ResponseWriter, r *http.Request, b *batch) {
-	a.st = newStream(w)
-	a.st.failed = func(e *apiError) (string, any) {
-		a.base.Status, a.base.Error = "failed", &responseError{"server_error", e.Message}
-		return "response.failed", map[string]any{"type": "response.failed", "sequence_number": a.seq, "response": &a.base}
-	}
-	err := b.run(r, func(_ int, ds []delta) error {
-		if err := a.start(); err != nil {
-			return err
-		}
-		if err := a.deltas(ds); err != nil {
-			return err
-		}
-		if a.rep.result != nil {
-			if err := a.finish(); err != nil {
-				return err
-			}
-		}
-		return a.st.flush()
-	}, func() error {
-		if err := a.start(); err != nil {
-			return err
-		}
-		return a.st.ping()
-	})
-	if err != nil {
-		a.st.fail(r, err)
-	}
+	a.event("response."+status, map[string]any{"response": &a.base})
+	return nil
 }

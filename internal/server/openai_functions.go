@@ -6,11 +6,11 @@ import (
 	"strobe/internal/chat"
 )
 
-// oldTools reports whether a request has functions, as OpenAI's API had before it had tools.
-func (q *chatRequest) oldTools() bool { return len(q.Functions) > 0 }
+// hasFunctions reports whether a request has functions, as OpenAI's API had before it had tools.
+func (q *chatRequest) hasFunctions() bool { return len(q.Functions) > 0 }
 
-// newTools turns functions into tools.
-func (q *chatRequest) newTools() error {
+// functionsToTools turns functions into tools.
+func (q *chatRequest) functionsToTools() error {
 	if len(q.Tools) > 0 {
 		return invalid("functions", "cannot be used with tools")
 	}
@@ -31,8 +31,8 @@ func (q *chatRequest) newTools() error {
 	return nil
 }
 
-// newCalls turns what messages of that time have into calls and results of tools.
-func newCalls(m *chat.Message, at string) error {
+// functionCallToToolCall turns the function call of a message into a tool call, and its result into a tool's.
+func functionCallToToolCall(m *chat.Message, at string) error {
 	if m.Role == "function" {
 		m.Role = "tool"
 	}

@@ -16,17 +16,34 @@ import (
 	"strobe/internal/tokenizer"
 )
 
-// fingerprint tells builds apart in answers.
-func (s *Server) fingerprint() string {
-	if s.cfg.Version == "" {
-		return "strobe"
+// llamaCPP answers the endpoints of llama.cpp's server.
+type llamaCPP struct{ *core }
+
+func (s *llamaCPP) endpoints() map[string]endpoint {
+	return map[string]endpoint{
+		"GET /health":         s.health,
+		"GET /v1/health":      s.health,
+		"GET /props":          s.props,
+		"POST /props":         post(s.core, s.changeProps),
+		"GET /slots":          s.slots,
+		"POST /slots/{id}":    post(s.core, s.slotAction),
+		"POST /models/load":   post(s.core, s.loadModel),
+		"POST /models/unload": post(s.core, s.unloadModel),
+		"POST /v1/rerank":     post(s.core, s.rerank),
+		"POST /rerank":        post(s.core, s.rerank),
+		"POST /v1/reranking":  post(s.core, s.rerank),
+		"POST /reranking":     post(s.core, s.rerank),
+		"POST /completion":    post(s.core, s.completion),
+		"POST /infill":        post(s.core, s.infill),
+		"POST /embedding":     post(s.core, s.embedding),
+		"POST /tokenize":      post(s.core, s.tokenize),
+		"POST /detokenize":    post(s.core, s.detokenize),
 	}
-	return "strobe-" + s.cfg.Version
 }
 
 // health says whether the server can answer. It fails when the server's only model has stopped by a defect; a broken
 // file in a folder of models is a matter of that one.
-func (s *Server) health(w http.ResponseWriter, r *http.Request) (any, error) {
+func (s *llamaCPP) health(w http.ResponseWriter, r *http.Request) (any, error) {
 	if s.models().alone() {
 		for _, m := range s.models().List() {
 			if m.State == engine.StateFailed && m.Err != nil {
@@ -38,14 +55,14 @@ func (s *Server) health(w http.ResponseWriter, r *http.Request) (any, error) {
 }
 
 // props shows the effective configuration of a model: what runs, not what was asked for.
-func (s *Server) props(w http.ResponseWriter, r *http.Request) (any, error) {
+func (s *llamaCPP) props(w http.ResponseWriter, r *http.Request) (any, error) {
 	v, err := s.loaded(r.URL.Query().Get("model"))
 	if err != nil {
 		// Nothing is loaded; what the server itself knows is still worth showing.
 		return map[string]any{"build_info": s.fingerprint(), "total_slots": 0, "models": len(s.models().List())}, nil
 	}
 	cfg, m := v.engine.Config(), v.engine.Model()
-	req := s.request(v)
+	req := s.defaults(v)
 	p := req.Params
 	out := map[string]any{
 		"default_generation_settings": map[string]any{
@@ -114,7 +131,7 @@ func speculative(m *engine.Model, source string) map[string]any {
 }
 
 // slots shows what every slot of a model does. ?fail_on_no_slot=1 turns it into a check for a free one.
-func (s *Server) slots(w http.ResponseWriter, r *http.Request) (any, error) {
+func (s *llamaCPP) slots(w http.ResponseWriter, r *http.Request) (any, error) {
 	v, err := s.loaded(r.URL.Query().Get("model"))
 	if err != nil {
 		return []any{}, nil
@@ -155,7 +172,7 @@ type tokenizeRequest struct {
 	WithPieces   bool   `json:"with_pieces"`
 }
 
-func (s *Server) tokenize(w http.ResponseWriter, r *http.Request, q *tokenizeRequest) (any, error) {
+func (s *llamaCPP) tokenize(w http.ResponseWriter, r *http.Request, q *tokenizeRequest) (any, error) {
 	l, err := s.acquire(r.Context(), q.Model)
 	if err != nil {
 		return nil, err
@@ -252,7 +269,7 @@ type detokenizeRequest struct {
 	Tokens json.RawMessage `json:"tokens"`
 }
 
-func (s *Server) detokenize(w http.ResponseWriter, r *http.Request, q *detokenizeRequest) (any, error) {
+func (s *llamaCPP) detokenize(w http.ResponseWriter, r *http.Request, q *detokenizeRequest) (any, error) {
 	l, err := s.acquire(r.Context(), q.Model)
 	if err != nil {
 		return nil, err
@@ -273,19 +290,6 @@ func (s *Server) detokenize(w http.ResponseWriter, r *http.Request, q *detokeniz
 	out.text("\"}\n")
 	out.end()
 	return nil, nil // it is sent
-}
-
-// applyTemplate shows the prompt of a chat request without running it.
-func (s *Server) applyTemplate(w http.ResponseWriter, r *http.Request, q *chatRequest) (any, error) {
-	c, err := q.conversation()
-	if err != nil {
-		return nil, err
-	}
-	p, err := s.prompt(r, q.Model, c)
-	if err != nil {
-		return nil, err
-	}
-	return map[string]any{"prompt": p.Text, "n_tokens": len(p.Tokens)}, nil
 }
 
 // sourceName is what flags and requests call a source of drafts.

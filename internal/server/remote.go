@@ -8,13 +8,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"log/slog"
+	"maps"
 	"net/http"
 	"strings"
 	"sync"
 	"time"
-
-	"go.opentelemetry.io/otel/propagation"
 
 	"strobe/internal/chat"
 	"strobe/internal/chat/parse"
@@ -22,177 +20,97 @@ import (
 	"strobe/internal/upstream"
 )
 
-// passed are the requests that an upstream gets as they are. What it does not have is asked of it as a conversation, if
-// it is one. The Responses API always is: its later requests refer to earlier ones, which another replica would not
-// know.
-var passed = map[string]bool{
-	"/v1/chat/completions": true, "/v1/completions": true, "/v1/embeddings": true, "/v1/rerank": true,
-	"/v1/messages": true, "/v1/messages/count_tokens": true,
-}
-
-// elsewhere answers a request whose model lives on another server. here answers it with the code for models of this
-// one, for protocols that the upstream lacks.
-func (s *Server) elsewhere(w http.ResponseWriter, r *http.Request, model string, body []byte,
-	here func() (any, error)) (any, error) {
-	path := r.URL.Path
-	if !strings.HasPrefix(path, "/v1/") {
-		path = "/v1" + path
-	}
-	logOf(r).add(slog.String("model", model))
-	if !passed[path] || s.cfg.Upstreams.Lacks(model, path) {
-		return here()
-	}
-	res, err := s.cfg.Upstreams.Send(r.Context(), upstream.Request{
-		Model: model, Path: path, Body: body, Head: s.outgoing(r), Key: upstream.Key(body),
-	})
-	if err != nil {
-		return nil, err
-	}
-	defer res.Body.Close()
-	if s.cfg.Upstreams.Lacks(model, path) {
-		return here()
-	}
-	logOf(r).add(slog.String("replica", res.Replica))
-	traceUpstream(r.Context(), model, res.Replica)
-	for k, v := range res.Head {
-		w.Header()[k] = v
-	}
-	w.WriteHeader(res.Status)
-	return nil, s.copyAnswer(w, r, res)
-}
-
-// outgoing are the headers that go to an upstream with a request.
-func (s *Server) outgoing(r *http.Request) http.Header {
-	h := upstream.Forwarded(r.Header)
-	h.Set("X-Request-Id", requestID(r))
-	if s.tracer != nil {
-		traceContext.Inject(r.Context(), propagation.HeaderCarrier(h))
-	}
-	return h
-}
-
-// upstreamOf is the model a request names if it lives on another server, else "".
-func (s *Server) upstreamOf(body []byte) string {
-	if s.cfg.Upstreams == nil {
-		return ""
-	}
-	var q struct {
-		Model string `json:"model"`
-	}
-	if json.Unmarshal(body, &q) != nil || !s.cfg.Upstreams.Has(q.Model) {
-		return ""
-	}
-	return q.Model
-}
-
-// partner gets the model of a conversation, here or elsewhere.
-func (s *Server) partner(r *http.Request, name string) (*lease, error) {
-	if !s.cfg.Upstreams.Has(name) {
-		return s.acquire(r.Context(), name)
-	}
-	return &lease{&view{name: name, remote: &remote{s.cfg.Upstreams, s.outgoing(r)}}, nil, func(*time.Duration) {}}, nil
-}
-
-// copyAnswer sends what comes from an upstream as soon as it comes. When it breaks off, a stream ends with an event
-// that says so; anything else is cut off, so that nobody takes it for whole.
-func (s *Server) copyAnswer(w http.ResponseWriter, r *http.Request, res *upstream.Response) error {
-	rc := http.NewResponseController(w)
-	buf := make([]byte, 32<<10)
-	for {
-		n, err := res.Body.Read(buf)
-		if n > 0 {
-			if _, werr := w.Write(buf[:n]); werr != nil {
-				return nil // the client is gone, and with the request's context the answer
-			}
-			_ = rc.Flush()
-		}
-		if err == io.EOF {
-			return nil
-		}
-		if err == nil {
-			continue
-		}
-		if r.Context().Err() != nil {
-			return nil
-		}
-		err = brokeOff(err)
-		logOf(r).fail(explain(err))
-		if !strings.HasPrefix(res.Head.Get("Content-Type"), "text/event-stream") {
-			panic(http.ErrAbortHandler)
-		}
-		st := newStream(w)
-		st.started = true
-		st.buf.WriteString("\n\n") // ends what was begun
-		st.fail(r, err)
-		return nil
-	}
-}
-
-// brokeOff reports an upstream whose answer ended before it was complete.
-func brokeOff(err error) error { return badUpstream("the upstream broke off: " + err.Error()) }
-
-// remote is a model of an upstream, asked with OpenAI's chat protocol.
-type remote struct {
+// remoteModel is a model of another server for one request, asked with OpenAI's chat protocol whatever the client's is.
+type remoteModel struct {
+	name  string
 	fleet *upstream.Fleet
 	head  http.Header
+	most  int64  // bytes of an answer
+	body  []byte // of the request
 }
 
-// chatBody makes the request to an upstream from a conversation.
-func chatBody(model string, c *conversation, req *engine.Request) ([]byte, error) {
-	q := map[string]any{"model": model, "stream": true, "stream_options": map[string]bool{"include_usage": true}}
-	var messages []map[string]any
-	for i := range c.messages {
-		messages = append(messages, openAIMessage(&c.messages[i]))
+func (m *remoteModel) modelName() string { return m.name }
+
+// request returns no defaults: the other server has its own.
+func (m *remoteModel) request(f *samplingFields) (req engine.Request, err error) {
+	return req, f.apply(&req, nil)
+}
+
+func (m *remoteModel) answers(c *conversation, req engine.Request) ([]*reply, error) {
+	if req.WantLogProb {
+		return nil, invalid("logprobs", "is not supported for a model of another server")
 	}
-	q["messages"] = messages
+	var err error
+	if m.body, err = chatBody(m.name, c, &req); err != nil {
+		return nil, err
+	}
+	out := make([]*reply, c.choices)
+	for i := range out {
+		out[i] = &reply{parser: &chunks{}, oneCall: c.oneCall, req: req}
+	}
+	return out, nil
+}
+
+// chatBody returns the body of a request to an upstream. Of sampling it holds what the client said; the rest is left to
+// the upstream's defaults.
+func chatBody(model string, c *conversation, req *engine.Request) ([]byte, error) {
+	f := c.sampling
+	q := struct {
+		Model            string            `json:"model"`
+		Messages         []map[string]any  `json:"messages"`
+		Stream           bool              `json:"stream"`
+		StreamOptions    streamOptions     `json:"stream_options"`
+		Tools            []json.RawMessage `json:"tools,omitempty"`
+		ToolChoice       any               `json:"tool_choice,omitempty"`
+		Parallel         *bool             `json:"parallel_tool_calls,omitempty"`
+		Format           any               `json:"response_format,omitempty"`
+		Kwargs           map[string]any    `json:"chat_template_kwargs,omitempty"`
+		Temperature      *float32          `json:"temperature,omitempty"`
+		TopP             *float32          `json:"top_p,omitempty"`
+		TopK             *int              `json:"top_k,omitempty"`
+		MinP             *float32          `json:"min_p,omitempty"`
+		PresencePenalty  *float32          `json:"presence_penalty,omitempty"`
+		FrequencyPenalty *float32          `json:"frequency_penalty,omitempty"`
+		Seed             json.RawMessage   `json:"seed,omitempty"`
+		Stop             []string          `json:"stop,omitempty"`
+		MaxTokens        *int              `json:"max_tokens,omitempty"`
+	}{
+		Model: model, Stream: true, StreamOptions: streamOptions{IncludeUsage: true}, Tools: c.tools,
+		Kwargs: map[string]any{}, Temperature: f.Temperature, TopP: f.TopP, TopK: f.TopK, MinP: f.MinP,
+		PresencePenalty: f.PresencePenalty, FrequencyPenalty: f.FrequencyPenalty, Seed: f.Seed, Stop: req.Stops,
+	}
+	for i := range c.messages {
+		q.Messages = append(q.Messages, openAIMessage(&c.messages[i]))
+	}
 	if len(c.tools) > 0 {
-		q["tools"] = c.tools
 		switch {
 		case c.choice.none:
-			q["tool_choice"] = "none"
+			q.ToolChoice = "none"
 		case c.choice.name != "":
-			q["tool_choice"] = map[string]any{"type": "function", "function": map[string]string{"name": c.choice.name}}
+			q.ToolChoice = map[string]any{"type": "function", "function": map[string]string{"name": c.choice.name}}
 		case c.choice.required:
-			q["tool_choice"] = "required"
+			q.ToolChoice = "required"
 		}
 		if c.oneCall {
-			q["parallel_tool_calls"] = false
+			q.Parallel = new(bool)
 		}
 	}
-	if c.format != nil && c.format.gbnf != "" {
+	switch {
+	case c.format == nil:
+	case c.format.gbnf != "":
 		return nil, invalid("grammar", "is not supported for a model of another server")
-	}
-	if c.format != nil && c.format.schema == nil {
-		q["response_format"] = map[string]string{"type": "json_object"}
-	} else if c.format != nil {
-		q["response_format"] = map[string]any{"type": "json_schema", "json_schema": map[string]any{"name": "answer",
+	case c.format.schema == nil:
+		q.Format = map[string]string{"type": "json_object"}
+	default:
+		q.Format = map[string]any{"type": "json_schema", "json_schema": map[string]any{"name": "answer",
 			"schema": c.format.schema}}
 	}
-	kwargs := map[string]any{}
-	for k, v := range c.kwargs {
-		kwargs[k] = v
-	}
+	maps.Copy(q.Kwargs, c.kwargs)
 	if c.thinking != nil {
-		kwargs["enable_thinking"] = *c.thinking
+		q.Kwargs["enable_thinking"] = *c.thinking
 	}
-	if len(kwargs) > 0 {
-		q["chat_template_kwargs"] = kwargs
-	}
-	if f := c.sampling; f != nil { // what the client said, not this server's defaults
-		set := func(name string, given bool, v any) {
-			if given {
-				q[name] = v
-			}
-		}
-		set("temperature", f.Temperature != nil, f.Temperature)
-		set("top_p", f.TopP != nil, f.TopP)
-		set("top_k", f.TopK != nil, f.TopK)
-		set("min_p", f.MinP != nil, f.MinP)
-		set("presence_penalty", f.PresencePenalty != nil, f.PresencePenalty)
-		set("frequency_penalty", f.FrequencyPenalty != nil, f.FrequencyPenalty)
-		set("seed", f.Seed != nil, f.Seed)
-		set("stop", len(req.Stops) > 0, req.Stops)
-		set("max_tokens", req.MaxTokens > 0 || req.PromptOnly, req.MaxTokens)
+	if req.MaxTokens > 0 || req.PromptOnly {
+		q.MaxTokens = &req.MaxTokens
 	}
 	return json.Marshal(q)
 }
@@ -233,17 +151,14 @@ type remoteGeneration struct {
 	most   int64 // of that
 }
 
-// ask begins an answer of an upstream.
-func (s *Server) ask(ctx context.Context, v *view, c *conversation, req *engine.Request) (*remoteGeneration, error) {
-	body, err := chatBody(v.name, c, req)
-	if err != nil {
-		return nil, err
-	}
-	g := &remoteGeneration{begun: time.Now(), done: make(chan struct{}), most: s.cfg.MaxBody}
+// submit begins an answer of an upstream.
+func (m *remoteModel) submit(ctx context.Context, _ *reply) (generation, error) {
+	g := &remoteGeneration{begun: time.Now(), done: make(chan struct{}), most: m.most}
 	ctx, g.cancel = context.WithCancel(ctx)
 	g.end = sync.OnceFunc(func() { close(g.done) })
-	g.res, err = v.remote.fleet.Send(ctx, upstream.Request{
-		Model: v.name, Path: "/v1/chat/completions", Body: body, Head: v.remote.head, Key: upstream.Key(body),
+	var err error
+	g.res, err = m.fleet.Send(ctx, upstream.Request{
+		Model: m.name, Path: "/v1/chat/completions", Body: m.body, Head: m.head, Key: upstream.Key(m.body),
 	})
 	if err != nil {
 		g.cancel()
@@ -255,9 +170,9 @@ func (s *Server) ask(ctx context.Context, v *view, c *conversation, req *engine.
 		g.cancel()
 		return nil, upstreamError(g.res, text)
 	}
-	traceUpstream(ctx, v.name, g.res.Replica)
+	traceUpstream(ctx, m.name, g.res.Replica)
 	g.lines = bufio.NewScanner(g.res.Body)
-	g.lines.Buffer(nil, int(s.cfg.MaxBody))
+	g.lines.Buffer(nil, int(m.most))
 	return g, nil
 }
 
@@ -279,7 +194,7 @@ func upstreamError(res *upstream.Response, text []byte) error {
 		Log: fmt.Sprintf("the upstream refuses the request with status %d", res.Status)} // its words may be the client's
 }
 
-// Cancel ends the answer, whether somebody reads it or not.
+// Cancel ends the answer, also while another goroutine reads it.
 func (g *remoteGeneration) Cancel() {
 	g.cancel()
 	_ = g.res.Body.Close()
@@ -438,4 +353,16 @@ func (p *chunks) Close() []parse.Event {
 	}
 	p.open = false
 	return []parse.Event{{Kind: parse.ToolEnd}}
+}
+
+type toolCallJSON struct {
+	Index    *int         `json:"index,omitempty"` // in deltas only
+	ID       string       `json:"id,omitempty"`
+	Type     string       `json:"type,omitempty"`
+	Function functionJSON `json:"function"`
+}
+
+type functionJSON struct {
+	Name      string `json:"name,omitempty"`
+	Arguments string `json:"arguments"`
 }

@@ -1,8 +1,6 @@
 package server
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -12,20 +10,8 @@ import (
 	"strobe/internal/sample"
 )
 
-// promptProgress is llama.cpp's account of a prompt that is being read.
-type promptProgress struct {
-	Total     int     `json:"total"`
-	Cache     int     `json:"cache"`
-	Processed int     `json:"processed"` // with what was cached
-	TimeMS    float64 `json:"time_ms"`
-}
-
-func newPromptProgress(s *engine.State, d time.Duration) *promptProgress {
-	return &promptProgress{Total: s.Prompt, Cache: s.Cached, Processed: s.Processed, TimeMS: ms(d)}
-}
-
 // changeProps is POST /props: other defaults for what requests leave out, until the server ends.
-func (s *Server) changeProps(w http.ResponseWriter, r *http.Request, q *propsRequest) (any, error) {
+func (s *llamaCPP) changeProps(w http.ResponseWriter, r *http.Request, q *propsRequest) (any, error) {
 	if !s.cfg.ChangeProps {
 		return nil, &apiError{Status: http.StatusNotImplemented, Type: "not_supported_error",
 			Message: "this server's properties cannot be changed; strobe serve --props allows it"}
@@ -65,7 +51,7 @@ type propsRequest struct {
 }
 
 // slotAction saves, restores or erases what a slot remembers.
-func (s *Server) slotAction(w http.ResponseWriter, r *http.Request, q *slotRequest) (any, error) {
+func (s *llamaCPP) slotAction(w http.ResponseWriter, r *http.Request, q *slotRequest) (any, error) {
 	id, err := strconv.Atoi(r.PathValue("id"))
 	if err != nil {
 		return nil, invalid("id_slot", "must be a number")
@@ -122,7 +108,7 @@ type modelRequest struct {
 }
 
 // loadModel loads a model before anybody asks it something.
-func (s *Server) loadModel(w http.ResponseWriter, r *http.Request, q *modelRequest) (any, error) {
+func (s *llamaCPP) loadModel(w http.ResponseWriter, r *http.Request, q *modelRequest) (any, error) {
 	l, err := s.acquire(r.Context(), q.Model)
 	if err != nil {
 		return nil, err
@@ -132,7 +118,7 @@ func (s *Server) loadModel(w http.ResponseWriter, r *http.Request, q *modelReque
 }
 
 // unloadModel takes one out of memory.
-func (s *Server) unloadModel(w http.ResponseWriter, r *http.Request, q *modelRequest) (any, error) {
+func (s *llamaCPP) unloadModel(w http.ResponseWriter, r *http.Request, q *modelRequest) (any, error) {
 	if err := s.models().Unload(r.Context(), q.Model); err != nil {
 		return nil, err
 	}
@@ -140,47 +126,11 @@ func (s *Server) unloadModel(w http.ResponseWriter, r *http.Request, q *modelReq
 }
 
 // rerank needs a head that no model here has: scores of something else would look right and mean nothing.
-func (s *Server) rerank(w http.ResponseWriter, r *http.Request, q *modelRequest) (any, error) {
+func (s *llamaCPP) rerank(w http.ResponseWriter, r *http.Request, q *modelRequest) (any, error) {
 	l, err := s.acquire(r.Context(), q.Model)
 	if err != nil {
 		return nil, err
 	}
 	defer l.release()
 	return nil, fmt.Errorf("%w: %s has no head for ranking; /v1/embeddings compares texts", engine.ErrUnsupported, l.name)
-}
-
-// keepAlive reads Ollama's time for which a model stays loaded: seconds, or a text like 5m. Negative is for ever.
-func keepAlive(raw json.RawMessage) (*time.Duration, error) {
-	var d time.Duration
-	switch kindOf(raw) {
-	case "null":
-		return nil, nil
-	case "number":
-		n, err := strconv.ParseFloat(string(bytes.TrimSpace(raw)), 64)
-		if err != nil {
-			return nil, invalid("keep_alive", "must be a number of seconds or a duration")
-		}
-		d = seconds(n)
-	case "string":
-		var text string
-		if err := decodeJSON(raw, "keep_alive", &text); err != nil {
-			return nil, err
-		}
-		if n, err := strconv.ParseFloat(text, 64); err == nil {
-			d = seconds(n)
-		} else if d, err = time.ParseDuration(text); err != nil {
-			return nil, invalid("keep_alive", "%q is no duration like 5m", text)
-		}
-	default:
-		return nil, invalid("keep_alive", "must be a number of seconds or a duration")
-	}
-	return &d, nil
-}
-
-// seconds is a duration of at most some years.
-func seconds(n float64) time.Duration {
-	if !(n >= 0) {
-		return -1
-	}
-	return time.Duration(min(n, 1e8) * float64(time.Second))
 }

@@ -2,9 +2,11 @@ package server
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"net/http"
+	"strconv"
 )
 
 // stream writes server-sent events, or lines. The status line is sent with the first of them, so that whatever
@@ -17,9 +19,12 @@ type stream struct {
 	rc      *http.ResponseController
 	buf     bytes.Buffer
 	enc     *json.Encoder
+	err     error // of an event that cannot be JSON
 	started bool
 	lines   bool // Ollama's streams: lines of JSON
-	// failed makes the event of an error; nil takes the protocol's.
+	// idle is called after a silence, so that proxies do not take the stream for dead; nil sends nothing.
+	idle func() error
+	// failed returns the event of an error; nil takes the protocol's.
 	failed func(*apiError) (name string, v any)
 }
 
@@ -27,36 +32,33 @@ func newStream(w http.ResponseWriter) *stream {
 	s := &stream{w: w, rc: http.NewResponseController(w)}
 	s.enc = json.NewEncoder(&s.buf)
 	s.enc.SetEscapeHTML(false)
+	s.idle = s.ping
 	return s
 }
 
-// send adds an event. A name is what Anthropic and the Responses API have and the others lack.
-func (s *stream) send(name string, v any) error {
+// send adds an event. A name is what Anthropic and the Responses API have and the others lack. flush reports errors.
+func (s *stream) send(name string, v any) {
+	before := s.buf.Len()
 	if name != "" {
 		s.buf.WriteString("event: ")
 		s.buf.WriteString(name)
 		s.buf.WriteByte('\n')
 	}
-	if s.lines {
-		return s.enc.Encode(v)
+	if !s.lines {
+		s.buf.WriteString("data: ")
 	}
-	s.buf.WriteString("data: ")
 	if err := s.enc.Encode(v); err != nil { // ends with a line break
-		return err
-	}
-	s.buf.WriteByte('\n')
-	return nil
-}
-
-// end ends OpenAI's streams: as it should be, or with an error.
-func (s *stream) end(r *http.Request, err error) {
-	if err != nil {
-		s.fail(r, err)
+		s.buf.Truncate(before)
+		s.err = cmp.Or(s.err, err)
 		return
 	}
-	s.buf.WriteString("data: [DONE]\n\n")
-	_ = s.flush()
+	if !s.lines {
+		s.buf.WriteByte('\n')
+	}
 }
+
+// useLines turns the stream into one of lines of JSON, which have no comments to break a silence with.
+func (s *stream) useLines() { s.lines, s.idle = true, nil }
 
 // ping sends a comment, which clients ignore and proxies count as a sign of life.
 func (s *stream) ping() error {
@@ -64,8 +66,11 @@ func (s *stream) ping() error {
 	return s.flush()
 }
 
-// flush sends what was gathered. An error means that the client is gone.
+// flush sends what was gathered. An error means that the client is gone, or is that of an event.
 func (s *stream) flush() error {
+	if s.err != nil || s.buf.Len() == 0 {
+		return s.err
+	}
 	if !s.started {
 		h := s.w.Header()
 		h.Set("Content-Type", "text/event-stream; charset=utf-8")
@@ -76,9 +81,6 @@ func (s *stream) flush() error {
 		h.Set("X-Accel-Buffering", "no") // nginx would collect events
 		s.w.WriteHeader(http.StatusOK)
 		s.started = true
-	}
-	if s.buf.Len() == 0 {
-		return nil
 	}
 	_, err := s.w.Write(s.buf.Bytes())
 	s.buf.Reset()
@@ -112,7 +114,35 @@ func (s *stream) fail(r *http.Request, err error) {
 	if s.failed != nil {
 		name, v = s.failed(e)
 	}
-	if s.send(name, v) == nil {
-		_ = s.flush()
+	s.err = nil
+	s.send(name, v)
+	_ = s.flush()
+}
+
+// fail answers with an error. Nothing may have been written before.
+func fail(w http.ResponseWriter, r *http.Request, err error) {
+	e := explain(err)
+	// Why the request ended explains more than what failed then, unless that is why it ended.
+	if r.Context().Err() != nil && e.Status != http.StatusRequestTimeout {
+		e = explain(context.Cause(r.Context()))
 	}
+	logOf(r).fail(e)
+	if e.Retry > 0 {
+		w.Header().Set("Retry-After", strconv.Itoa(e.Retry))
+	}
+	writeJSON(w, e.Status, e.body(r))
+}
+
+func jsonHeader(w http.ResponseWriter) {
+	w.Header().Set("Content-Type", "application/json; charset=utf-8")
+	w.Header().Set("Cache-Control", "no-store")
+}
+
+// writeJSON answers with a value. Errors of the connection show when the handler ends.
+func writeJSON(w http.ResponseWriter, status int, v any) {
+	jsonHeader(w)
+	w.WriteHeader(status)
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	_ = enc.Encode(v)
 }

@@ -27,13 +27,9 @@ type responsesRequest struct {
 	ToolChoice        json.RawMessage   `json:"tool_choice"`
 	ParallelToolCalls *bool             `json:"parallel_tool_calls"`
 	MaxOutputTokens   *int              `json:"max_output_tokens"`
-	Temperature       *float32          `json:"temperature"`
-	TopP              *float32          `json:"top_p"`
-	TopK              *int              `json:"top_k"` // not OpenAI's, like the next ones
-	MinP              *float32          `json:"min_p"`
-	TypicalP          *float32          `json:"typical_p"`
-	Stream            bool              `json:"stream"`
-	Text              *struct {
+	commonSampling
+	Stream bool `json:"stream"`
+	Text   *struct {
 		Format *responseFormat `json:"format"`
 	} `json:"text"`
 	Reasoning *struct {
@@ -42,7 +38,6 @@ type responsesRequest struct {
 	} `json:"reasoning"`
 	Kwargs   map[string]any  `json:"chat_template_kwargs"`
 	Metadata json.RawMessage `json:"metadata"`
-	Strobe   *strobeFields   `json:"strobe"`
 	refusedFields
 
 	items []json.RawMessage   // the input, with ids
@@ -91,11 +86,12 @@ func (q *responsesRequest) refuse() error {
 	return q.refusedFields.check()
 }
 
-func (s *Server) responsesConversation(r *http.Request, q *responsesRequest) (*conversation, error) {
+func (s *openAI) responsesConversation(r *http.Request, q *responsesRequest) (*conversation, error) {
 	if err := q.refuse(); err != nil {
 		return nil, err
 	}
-	c := &conversation{budget: -1}
+	sampling := &samplingFields{commonSampling: q.commonSampling, MaxTokens: q.MaxOutputTokens}
+	c := newConversation(q.Model, sampling, q.Stream)
 	if q.Instructions != nil && *q.Instructions != "" {
 		c.messages = append(c.messages, chat.Message{Role: "system", Content: *q.Instructions})
 	}
@@ -141,9 +137,6 @@ func (q *responsesRequest) tools(c *conversation) error {
 	q.names = map[string]toolName{}
 	var add func(raw json.RawMessage, at, namespace string) error
 	add = func(raw json.RawMessage, at, namespace string) error {
-		if kindOf(raw) != "object" {
-			return invalid(at, "must be an object")
-		}
 		var t struct {
 			Type        string            `json:"type"`
 			Name        string            `json:"name"`
@@ -151,7 +144,7 @@ func (q *responsesRequest) tools(c *conversation) error {
 			Parameters  json.RawMessage   `json:"parameters"`
 			Tools       []json.RawMessage `json:"tools"`
 		}
-		if err := decodeJSON(raw, at, &t); err != nil {
+		if err := decodeFields(raw, at, &t); err != nil {
 			return err
 		}
 		switch {
@@ -313,8 +306,8 @@ func inputMessages(items []placedItem) ([]chat.Message, error) {
 	return out, nil
 }
 
-// sealed is how our own encrypted_content begins. Clients that keep nothing here ask for it and send it back; what is
-// in it they said or heard themselves, so it is merely wrapped.
+// sealed is how our own encrypted_content begins. Clients that store nothing here ask for it and send it back. It holds
+// text they have seen anyway, so it is encoded and not encrypted.
 const sealed = "strobe:"
 
 func seal(text string) string { return sealed + base64.StdEncoding.EncodeToString([]byte(text)) }
@@ -334,9 +327,15 @@ func (it *inputItem) reasoning(at string) (string, error) {
 	return itemText(it.Summary, at+".summary", false)
 }
 
+// contentPart is an element of a list of contents.
+type contentPart struct {
+	Type string  `json:"type"`
+	Text *string `json:"text"`
+}
+
 // itemText is the text of a string or of a list of parts. In the result of a tool, what is not text is mentioned.
 func itemText(raw json.RawMessage, at string, result bool) (string, error) {
-	list, err := blocks(raw, at)
+	list, err := decodeBlocks(raw, at, func(text *string) contentPart { return contentPart{"text", text} })
 	if err != nil {
 		return "", err
 	}

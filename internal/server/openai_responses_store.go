@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// memory keeps responses and their items for requests that refer to them, in RAM and within limits: whoever was not
-// referred to for the longest time goes first. Its methods may be called from any goroutine.
+// memory keeps responses and their items for requests that refer to them, in RAM and within limits: the least recently
+// used are dropped first. Its methods may be called from any goroutine.
 type memory struct {
 	limit int64         // bytes of all; none keeps nothing
 	age   time.Duration // since the last use
@@ -45,9 +45,6 @@ type keptItem struct {
 	raw   json.RawMessage
 	owner *list.Element
 }
-
-// itemCost is what an item takes besides its JSON, roughly: entries of maps and lists.
-const itemCost = 256
 
 func newMemory(limit int64, age time.Duration) *memory {
 	return &memory{limit: limit, age: age, now: time.Now, recent: list.New(),
@@ -186,7 +183,7 @@ type placedItem struct {
 
 // recall returns a whole conversation: what a response and those before it were made of, then the new input, with
 // every reference replaced by what it refers to. All of it together may be as large as one request.
-func (s *Server) recall(owner, previous string, input []json.RawMessage) ([]placedItem, error) {
+func (s *openAI) recall(owner, previous string, input []json.RawMessage) ([]placedItem, error) {
 	var chain []*stored
 	for id := previous; id != ""; {
 		r := s.memory.get(ownedID{owner, id})
@@ -230,7 +227,7 @@ func (s *Server) recall(owner, previous string, input []json.RawMessage) ([]plac
 }
 
 // storedResponse returns what a path names.
-func (s *Server) storedResponse(r *http.Request) (*stored, error) {
+func (s *openAI) storedResponse(r *http.Request) (*stored, error) {
 	id := r.PathValue("id")
 	if x := s.memory.get(ownedID{ownerOf(r.Context()), id}); x != nil {
 		return x, nil
@@ -243,7 +240,7 @@ func noResponse(id string) error {
 		Message: fmt.Sprintf("there is no response %q", id)}
 }
 
-func (s *Server) getResponse(w http.ResponseWriter, r *http.Request) (any, error) {
+func (s *openAI) getResponse(w http.ResponseWriter, r *http.Request) (any, error) {
 	if r.URL.Query().Get("stream") == "true" {
 		return nil, invalid("stream", "a response that is over is not streamed again")
 	}
@@ -254,7 +251,7 @@ func (s *Server) getResponse(w http.ResponseWriter, r *http.Request) (any, error
 	return x.body, nil
 }
 
-func (s *Server) deleteResponse(w http.ResponseWriter, r *http.Request) (any, error) {
+func (s *openAI) deleteResponse(w http.ResponseWriter, r *http.Request) (any, error) {
 	id := r.PathValue("id")
 	if !s.memory.remove(ownedID{ownerOf(r.Context()), id}) {
 		return nil, noResponse(id)
@@ -263,7 +260,7 @@ func (s *Server) deleteResponse(w http.ResponseWriter, r *http.Request) (any, er
 }
 
 // responseInput lists what a response answered, a page at a time, the last item first unless asked otherwise.
-func (s *Server) responseInput(w http.ResponseWriter, r *http.Request) (any, error) {
+func (s *openAI) responseInput(w http.ResponseWriter, r *http.Request) (any, error) {
 	x, err := s.storedResponse(r)
 	if err != nil {
 		return nil, err

@@ -1,0 +1,214 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+
+	"strobe/internal/dialog"
+	"strobe/internal/engine"
+	"strobe/internal/tokenizer"
+)
+
+// maxPrompts is how many prompts a request may give, as at OpenAI.
+const maxPrompts = 2048
+
+// textPrompt returns the prompt of a text that is continued as it is, without the template.
+func (m *model) textPrompt(text string, done <-chan struct{}) (*dialog.Prompt, error) {
+	if err := m.format.Fits(len(text), m.engine.Config().Context); err != nil {
+		return nil, err
+	}
+	return m.format.Text(text, true, done)
+}
+
+// prompts reads a string, a list of strings, tokens, or a list of token lists.
+func (m *model) prompts(ctx context.Context, name string, raw json.RawMessage) ([]*dialog.Prompt, error) {
+	tokens := func(raw json.RawMessage, at string) (*dialog.Prompt, error) {
+		ids, err := m.tokenList(raw, at)
+		return &dialog.Prompt{Tokens: ids}, err
+	}
+	decode := func(raw json.RawMessage, at string) (*dialog.Prompt, error) {
+		if kindOf(raw) == "object" { // llama.cpp's way to send more than text
+			var o struct {
+				Text *string         `json:"prompt_string"`
+				Data json.RawMessage `json:"multimodal_data"`
+			}
+			if err := decodeJSON(raw, at, &o); err != nil {
+				return nil, err
+			}
+			if o.Text == nil {
+				return nil, invalid(at+".prompt_string", "is missing")
+			}
+			if s := string(o.Data); kindOf(o.Data) != "null" && s != "[]" {
+				return nil, invalid(at+".multimodal_data", "is not supported; this server takes text only")
+			}
+			return m.textPrompt(*o.Text, ctx.Done())
+		}
+		if kindOf(raw) == "string" {
+			var s string
+			if err := decodeJSON(raw, at, &s); err != nil {
+				return nil, err
+			}
+			return m.textPrompt(s, ctx.Done())
+		}
+		return tokens(raw, at)
+	}
+	switch kindOf(raw) {
+	case "string", "object":
+		p, err := decode(raw, name)
+		return []*dialog.Prompt{p}, err
+	case "array":
+	case "null":
+		return nil, invalid(name, "is missing")
+	default:
+		return nil, invalid(name, "must be a string, a list of strings or a list of tokens")
+	}
+	if first := bytes.TrimSpace(raw)[1:]; kindOf(first) == "number" &&
+		!bytes.HasPrefix(bytes.TrimSpace(first), []byte("]")) {
+		p, err := tokens(raw, name) // there may be millions, so they are read once
+		return []*dialog.Prompt{p}, err
+	}
+	var list []json.RawMessage
+	if err := decodeJSON(raw, name, &list); err != nil {
+		return nil, err
+	}
+	if len(list) == 0 {
+		return nil, invalid(name, "is empty")
+	}
+	if len(list) > maxPrompts {
+		return nil, invalid(name, "has %d entries; at most %d are allowed", len(list), maxPrompts)
+	}
+	out := make([]*dialog.Prompt, len(list))
+	for i, x := range list {
+		var err error
+		if out[i], err = decode(x, name+index(i)); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// tokenList reads token ids.
+func (m *model) tokenList(raw json.RawMessage, at string) ([]int32, error) {
+	if kindOf(raw) != "array" {
+		return nil, invalid(at, "must be a string or a list of tokens")
+	}
+	// An id with its comma takes 32 bytes at most in any list worth reading; a list that must be too
+	// long is refused unread.
+	if n, limit := len(raw)/32, m.engine.Config().Context; n > limit {
+		return nil, &engine.ContextError{Prompt: n, Context: limit}
+	}
+	var ids []int32
+	if err := decodeJSON(raw, at, &ids); err != nil {
+		return nil, err
+	}
+	for i, id := range ids {
+		if id < 0 || int(id) >= m.tok.Size() {
+			return nil, invalid(at+index(i), "%d is not the id of a token", id)
+		}
+	}
+	return ids, nil
+}
+
+// fill returns the prompt of what stands between two texts, for models that were trained for it.
+func (m *model) fill(prefix, suffix string, extra []infillFile, done <-chan struct{}) (*dialog.Prompt, error) {
+	size := len(prefix) + len(suffix)
+	for _, f := range extra {
+		size += len(f.Name) + len(f.Text)
+	}
+	if err := m.format.Fits(size, m.engine.Config().Context); err != nil {
+		return nil, err
+	}
+	var ids []int32
+	missing := false
+	role := func(r tokenizer.Role) {
+		id, ok := m.tok.Role(r)
+		missing = missing || !ok
+		ids = append(ids, id)
+	}
+	text := func(s string) { ids = m.tok.AppendEncode(ids, s, tokenizer.EncodeOptions{Done: done}) }
+	if bos, ok := m.tok.BOS(); ok && m.tok.AddBOS() {
+		ids = append(ids, bos)
+	}
+	if _, ok := m.tok.Role(tokenizer.RoleFIMSep); ok && len(extra) > 0 {
+		if id, ok := m.tok.Role(tokenizer.RoleFIMRep); ok {
+			ids = append(ids, id)
+			text("project\n")
+		}
+		for _, f := range extra {
+			role(tokenizer.RoleFIMSep)
+			text(f.Name + "\n" + f.Text)
+		}
+		role(tokenizer.RoleFIMSep)
+		text("file\n")
+	} else {
+		for _, f := range extra {
+			text("--- " + f.Name + " ---\n" + f.Text + "\n\n")
+		}
+	}
+	role(tokenizer.RoleFIMPre)
+	text(prefix)
+	role(tokenizer.RoleFIMSuf)
+	text(suffix)
+	role(tokenizer.RoleFIMMid)
+	if missing {
+		return nil, fmt.Errorf("%w: it has no tokens for filling in the middle", engine.ErrUnsupported)
+	}
+	select {
+	case <-done:
+		return nil, dialog.ErrStopped
+	default:
+		return &dialog.Prompt{Tokens: ids}, nil
+	}
+}
+
+// infillFile is a file that is not the one to be filled in.
+type infillFile struct {
+	Name string `json:"filename"`
+	Text string `json:"text"`
+}
+
+// embed returns the vectors of texts or lists of tokens, each of length 1, and how many tokens they have.
+func (m *model) embed(ctx context.Context, input json.RawMessage, dimensions *int) (
+	out [][]float32, tokens int, err error) {
+	inputs, err := m.prompts(ctx, "input", input)
+	if err != nil {
+		return nil, 0, err
+	}
+	if hidden := m.engine.Model().Target.Hidden; dimensions != nil && *dimensions != hidden {
+		return nil, 0, invalid("dimensions", "this model has %d", hidden)
+	}
+	for i, in := range inputs {
+		if len(in.Tokens) == 0 {
+			return nil, 0, invalid("input"+index(i), "is empty")
+		}
+		x, err := m.engine.Embed(ctx, in.Tokens)
+		if err != nil {
+			return nil, 0, err
+		}
+		normalise(x)
+		out = append(out, x)
+		tokens += len(in.Tokens)
+	}
+	return out, tokens, nil
+}
+
+// normalise makes a vector's length 1. JSON has no words for what is not a number, so such values
+// become 0.
+func normalise(x []float32) {
+	var sum float64
+	for i, f := range x {
+		if f != f || math.IsInf(float64(f), 0) {
+			x[i] = 0
+		}
+		sum += float64(x[i]) * float64(x[i])
+	}
+	if sum > 0 {
+		scale := float32(1 / math.Sqrt(sum))
+		for i := range x {
+			x[i] *= scale
+		}
+	}
+}
