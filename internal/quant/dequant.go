@@ -6,41 +6,8 @@ import (
 	"math"
 )
 
-// dequantizers holds one row function per type. Each is called with a dst that
-// is a whole number of blocks and a src of exactly the matching size.
-var dequantizers = [maxType + 1]func(dst []float32, src []byte){
-	F32:     dequantF32,
-	F16:     dequantF16,
-	BF16:    dequantBF16,
-	Q4_0:    dequantQ40,
-	Q4_1:    dequantQ41,
-	Q5_0:    dequantQ50,
-	Q5_1:    dequantQ51,
-	Q8_0:    dequantQ80,
-	Q2_K:    dequantQ2K,
-	Q3_K:    dequantQ3K,
-	Q4_K:    dequantQ4K,
-	Q5_K:    dequantQ5K,
-	Q6_K:    dequantQ6K,
-	IQ1_S:   dequantGrid(IQ1_S),
-	IQ1_M:   dequantGrid(IQ1_M),
-	IQ2_XXS: dequantGrid(IQ2_XXS),
-	IQ2_XS:  dequantGrid(IQ2_XS),
-	IQ2_S:   dequantGrid(IQ2_S),
-	IQ3_XXS: dequantGrid(IQ3_XXS),
-	IQ3_S:   dequantGrid(IQ3_S),
-	IQ4_NL:  dequantIQ4NL,
-	IQ4_XS:  dequantIQ4XS,
-	MXFP4:   dequantMXFP4,
-	NVFP4:   dequantNVFP4,
-	TQ1_0:   dequantTQ10,
-	TQ2_0:   dequantTQ20,
-	Q1_0:    dequantQ10,
-	Q2_0:    dequantQ20,
-}
-
 // Dequantizable reports whether [Dequantize] understands t.
-func (t Type) Dequantizable() bool { return t <= maxType && dequantizers[t] != nil }
+func (t Type) Dequantizable() bool { return t == F32 || t == F16 || t == BF16 || t.Layout() != nil }
 
 // Dequantize writes the float32 values of the blocks in src to dst. The length
 // of dst must be a multiple of the block length and src must hold exactly those
@@ -59,8 +26,47 @@ func Dequantize(t Type, dst []float32, src []byte) error {
 	if want := t.RowBytes(len(dst)); len(src) != want {
 		return fmt.Errorf("dequantize %v: %d values need %d bytes, have %d", t, len(dst), want, len(src))
 	}
-	dequantizers[t](dst, src)
+	dequantize(t, dst, src)
 	return nil
+}
+
+// dequantize is Dequantize for whole blocks of a type that it understands.
+func dequantize(t Type, dst []float32, src []byte) {
+	switch t {
+	case F32:
+		dequantF32(dst, src)
+	case F16:
+		dequantF16(dst, src)
+	case BF16:
+		dequantBF16(dst, src)
+	default:
+		in := &types[t]
+		in.layout.dequantize(dst, src, in.blockLen, in.blockBytes)
+	}
+}
+
+func (l *Layout) dequantize(dst []float32, src []byte, blockLen, blockBytes int) {
+	var b Block
+	var codes [256]byte
+	var scales, mins [16]float32
+	values, subs := &l.values, blockLen/l.Sub
+	for ; len(dst) >= blockLen && len(src) >= blockBytes; dst, src = dst[blockLen:], src[blockBytes:] {
+		l.Unpack(&b, codes[:blockLen], src[:blockBytes])
+		l.Floats(&b, scales[:subs], mins[:subs])
+		for at := 0; at < blockLen; at += 16 { // arrays spare a range check per value
+			y, q := (*[16]float32)(dst[at:]), (*[16]byte)(codes[at:])
+			scale, low := scales[at/l.Sub&15], mins[at/l.Sub&15]
+			if !l.Min { // adding zero would change the sign of a zero
+				for i := range 8 {
+					y[i], y[i+8] = values[q[i]]*scale, values[q[i+8]]*scale
+				}
+				continue
+			}
+			for i := range 8 {
+				y[i], y[i+8] = float32(values[q[i]]*scale)+low, float32(values[q[i+8]]*scale)+low
+			}
+		}
+	}
 }
 
 func dequantF32(dst []float32, src []byte) {

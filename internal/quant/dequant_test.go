@@ -189,7 +189,7 @@ func same(a, b float32) bool { return a == b || a != a && b != b }
 
 func TestDequantizeAgainstLayout(t *testing.T) {
 	for _, typ := range dequantizable() {
-		if typ.Grid() != nil {
+		if typ.GridPoints() != nil {
 			continue // TestGridTypes
 		}
 		t.Run(typ.String(), func(t *testing.T) {
@@ -272,6 +272,16 @@ func TestDequantizeLengths(t *testing.T) {
 	}
 }
 
+// TestDequantizeAllocatesNothing: rows of the cache are read with it where there are no kernels.
+func TestDequantizeAllocatesNothing(t *testing.T) {
+	for _, typ := range dequantizable() {
+		dst, src := make([]float32, 512), make([]byte, typ.RowBytes(512))
+		if n := testing.AllocsPerRun(10, func() { _ = Dequantize(typ, dst, src) }); n > 0 {
+			t.Errorf("%v: %v allocations", typ, n)
+		}
+	}
+}
+
 // FuzzDequantize feeds arbitrary bytes as every type: no panic, no write beyond
 // the destination, and the layout's own reading agrees.
 func FuzzDequantize(f *testing.F) {
@@ -298,7 +308,7 @@ func FuzzDequantize(f *testing.F) {
 		if buf[n] != guard {
 			t.Fatalf("%v wrote beyond the destination", typ)
 		}
-		if err != nil || typ.Grid() != nil { // see TestGridTypes
+		if err != nil || typ.GridPoints() != nil { // see TestGridTypes
 			return
 		}
 		for i, got := range buf[:n] {

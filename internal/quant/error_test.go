@@ -120,7 +120,7 @@ func compareTables(t *testing.T, doc, fresh string) {
 	}
 	now := strings.Split(strings.TrimSpace(fresh), "\n")
 	if len(old) != len(now) {
-		t.Fatalf("docs/quant-error.md has %d table rows, want %d; run go test ./quant -update", len(old), len(now))
+		t.Fatalf("docs/quant-error.md has %d table rows, want %d; run go test ./internal/quant -update", len(old), len(now))
 	}
 	for i := range now {
 		a, b := strings.Split(old[i], "|"), strings.Split(now[i], "|")
@@ -129,7 +129,7 @@ func compareTables(t *testing.T, doc, fresh string) {
 			ok = sameCell(strings.TrimSpace(a[c]), strings.TrimSpace(b[c]))
 		}
 		if !ok {
-			t.Errorf("docs/quant-error.md says\n%s\nmeasured\n%s\nrun go test ./quant -update", old[i], now[i])
+			t.Errorf("docs/quant-error.md says\n%s\nmeasured\n%s\nrun go test ./internal/quant -update", old[i], now[i])
 		}
 	}
 }
@@ -145,7 +145,7 @@ func sameCell(a, b string) bool {
 
 const errorDoc = `# Error of the quantised types
 
-Written by ` + "`go test ./quant -run TestErrorTable -update`" + `; the test fails when a number below changes.
+Written by ` + "`go test ./internal/quant -run TestErrorTable -update`" + `; the test fails when a number below changes.
 
 An error is the root mean square of (weight - stored weight), as a percentage of the root mean square of the weights.
 "Gaussian" is 147 456 normally distributed weights, "real" as many weights of a trained model

@@ -42,9 +42,6 @@ var grid2xxs, grid2xs, grid2s, grid1, grid3xxs, grid3s = func() (a, b, c, d, e, 
 	return a, b, c, d, e, f
 }()
 
-// low are the lowest bits of eight bytes.
-const low = 0x0101010101010101
-
 // masks turn bits into bytes of ones.
 var masks = func() (m [256]uint64) {
 	for i := range m {
@@ -55,10 +52,11 @@ var masks = func() (m [256]uint64) {
 	return m
 }()
 
-// signed negates the bytes of p whose bits are set. None of them is zero, so nothing is carried over.
+// signed negates the bytes of p whose bits are set and adds 128, which makes them codes. None of them is zero, so
+// nothing is carried over.
 func signed(p uint64, signs byte) uint64 {
 	m := masks[signs]
-	return p ^ m + m&low
+	return (p ^ m + m&bytes01) ^ bytes80
 }
 
 // even completes seven signs by one that makes the number of minuses even.
@@ -66,18 +64,6 @@ func even(s uint32) byte {
 	b := byte(s & 127)
 	return b | byte(bits.OnesCount8(b)&1)<<7
 }
-
-// GridDecoder takes a block of 256 values apart: value i is d times scale[i/16] times q[i], a signed byte. All three
-// are small enough for float32 to hold the product exactly.
-type GridDecoder func(q *[256]byte, scale *[16]byte, b []byte) (d float32)
-
-var gridDecoders = map[Type]GridDecoder{
-	IQ1_S: decodeIQ1S, IQ1_M: decodeIQ1M, IQ2_XXS: decodeIQ2XXS, IQ2_XS: decodeIQ2XS, IQ2_S: decodeIQ2S,
-	IQ3_XXS: decodeIQ3XXS, IQ3_S: decodeIQ3S,
-}
-
-// Grid returns the decoder of a type that stores points of a grid, nil for other types.
-func (t Type) Grid() GridDecoder { return gridDecoders[t] }
 
 // GridPoints returns the points of such a type in the order of their numbers, a byte for each value: the magnitudes of
 // IQ2 and IQ3, and 0, 1 and 2 for what IQ1 moves by an eighth. IQ3 has four values.
@@ -99,99 +85,73 @@ func (t Type) GridPoints() []uint64 {
 	return nil
 }
 
-// dequantGrid makes the row function of such a type.
-func dequantGrid(t Type) func(dst []float32, src []byte) {
-	decode, size := gridDecoders[t], types[t].blockBytes
-	return func(dst []float32, src []byte) {
-		var q [256]byte
-		var scale [16]byte
-		for ; len(dst) >= 256 && len(src) >= size; dst, src = dst[256:], src[size:] {
-			d := decode(&q, &scale, src[:size])
-			y := (*[256]float32)(dst)
-			for i, v := range q {
-				y[i] = d * float32(int32(int8(v))*int32(scale[i/16]))
-			}
-		}
-	}
-}
-
-func put(q *[256]byte, i int, v uint64) { binary.LittleEndian.PutUint64(q[8*i:], v) }
-
 // odd is the number that the three or four bits of a scale stand for.
 func odd(bits byte) byte { return 2*bits + 1 }
 
-func decodeIQ2XXS(q *[256]byte, scale *[16]byte, b []byte) (d float32) {
-	d = half(b) / 8
+func unpackIQ2XXS(b *Block, codes, src []byte) {
+	b.D = get16(src)
 	for s := range 8 {
-		p := b[2+8*s:][:8]
+		p := src[2+8*s:][:8]
 		w := binary.LittleEndian.Uint32(p[4:])
-		scale[2*s] = odd(byte(w >> 28))
-		scale[2*s+1] = scale[2*s]
+		b.Scales[s] = odd(byte(w >> 28))
 		for l := range 4 {
-			put(q, 4*s+l, signed(grid2xxs[p[l]], even(w>>(7*l))))
+			put64(codes[32*s+8*l:], signed(grid2xxs[p[l]], even(w>>(7*l))))
 		}
 	}
-	return d
 }
 
-func decodeIQ2XS(q *[256]byte, scale *[16]byte, b []byte) (d float32) {
-	d = half(b) / 8
+func unpackIQ2XS(b *Block, codes, src []byte) {
+	b.D = get16(src)
 	for i := range 16 {
-		scale[i] = odd(b[66+i/2] >> (i % 2 * 4) & 15)
+		b.Scales[i] = odd(src[66+i/2] >> (i % 2 * 4) & 15)
 	}
 	for i := range 32 {
-		w := uint32(binary.LittleEndian.Uint16(b[2+2*i:]))
-		put(q, i, signed(grid2xs[w&511], even(w>>9)))
+		w := uint32(get16(src[2+2*i:]))
+		put64(codes[8*i:], signed(grid2xs[w&511], even(w>>9)))
 	}
-	return d
 }
 
-func decodeIQ2S(q *[256]byte, scale *[16]byte, b []byte) (d float32) {
-	d = half(b) / 8
+func unpackIQ2S(b *Block, codes, src []byte) {
+	b.D = get16(src)
 	for i := range 16 {
-		scale[i] = odd(b[74+i/2] >> (i % 2 * 4) & 15)
+		b.Scales[i] = odd(src[74+i/2] >> (i % 2 * 4) & 15)
 	}
 	for i := range 32 {
-		at := int(b[2+i]) | int(b[66+i/4]>>(i%4*2)&3)<<8
-		put(q, i, signed(grid2s[at], b[34+i]))
+		at := int(src[2+i]) | int(src[66+i/4]>>(i%4*2)&3)<<8
+		put64(codes[8*i:], signed(grid2s[at], src[34+i]))
 	}
-	return d
 }
 
-func decodeIQ3XXS(q *[256]byte, scale *[16]byte, b []byte) (d float32) {
-	d = half(b) / 4
+func unpackIQ3XXS(b *Block, codes, src []byte) {
+	b.D = get16(src)
 	for s := range 8 {
-		p, w := b[2+8*s:][:8], binary.LittleEndian.Uint32(b[66+4*s:])
-		scale[2*s] = odd(byte(w >> 28))
-		scale[2*s+1] = scale[2*s]
+		p, w := src[2+8*s:][:8], binary.LittleEndian.Uint32(src[66+4*s:])
+		b.Scales[s] = odd(byte(w >> 28))
 		for l := range 4 {
-			put(q, 4*s+l, signed(grid3xxs[p[2*l]]|grid3xxs[p[2*l+1]]<<32, even(w>>(7*l))))
+			put64(codes[32*s+8*l:], signed(grid3xxs[p[2*l]]|grid3xxs[p[2*l+1]]<<32, even(w>>(7*l))))
 		}
 	}
-	return d
 }
 
-func decodeIQ3S(q *[256]byte, scale *[16]byte, b []byte) (d float32) {
-	d = half(b)
+func unpackIQ3S(b *Block, codes, src []byte) {
+	b.D = get16(src)
 	for s := range 8 {
-		scale[2*s] = odd(b[106+s/2] >> (s % 2 * 4) & 15)
-		scale[2*s+1] = scale[2*s]
+		b.Scales[s] = odd(src[106+s/2] >> (s % 2 * 4) & 15)
 	}
 	for i := range 32 {
-		p, high := b[2+2*i:][:2], int(b[66+i/4]>>(i%4*2))
-		put(q, i, signed(grid3s[int(p[0])|high&1<<8]|grid3s[int(p[1])|high>>1&1<<8]<<32, b[74+i]))
+		p, high := src[2+2*i:][:2], int(src[66+i/4]>>(i%4*2))
+		put64(codes[8*i:], signed(grid3s[int(p[0])|high&1<<8]|grid3s[int(p[1])|high>>1&1<<8]<<32, src[74+i]))
 	}
-	return d
 }
 
 // shifted1 are the points of the grid of IQ1, coordinates -1, 0 and 1 times eight, plus one and minus one: the values
-// of a group are moved by an eighth in one direction.
+// of a group are moved by an eighth in one direction. They are codes, 128 more.
 var shifted1 = func() (s [2][]uint64) {
 	for i, by := range []byte{1, 0xff} {
 		for _, p := range grid1 {
 			var v uint64
 			for c := range 8 {
-				v |= uint64(8*(byte(p>>(8*c))-1)+by) << (8 * c)
+				v |= uint64(8*(byte(p>>(8*c))-1)+by+128) << (8 * c)
 			}
 			s[i] = append(s[i], v)
 		}
@@ -199,34 +159,29 @@ var shifted1 = func() (s [2][]uint64) {
 	return s
 }()
 
-func decodeIQ1S(q *[256]byte, scale *[16]byte, b []byte) (d float32) {
-	d = half(b) / 8
+func unpackIQ1S(b *Block, codes, src []byte) {
+	b.D = get16(src)
 	for s := range 8 {
-		h := binary.LittleEndian.Uint16(b[34+2*s:])
-		scale[2*s] = odd(byte(h >> 12 & 7))
-		scale[2*s+1] = scale[2*s]
+		h := get16(src[34+2*s:])
+		b.Scales[s] = odd(byte(h >> 12 & 7))
 		for l := range 4 {
-			put(q, 4*s+l, shifted1[h>>15][int(b[2+4*s+l])|int(h>>(3*l)&7)<<8])
+			put64(codes[32*s+8*l:], shifted1[h>>15][int(src[2+4*s+l])|int(h>>(3*l)&7)<<8])
 		}
 	}
-	return d
 }
 
-func decodeIQ1M(q *[256]byte, scale *[16]byte, b []byte) (d float32) {
+func unpackIQ1M(b *Block, codes, src []byte) {
 	// Four words of four 3-bit scales each; the bits that are left are those of the half.
-	var w [4]uint16
-	var h uint16
-	for i := range w {
-		w[i] = binary.LittleEndian.Uint16(b[48+2*i:])
-		h |= w[i] >> 12 << (4 * i)
-	}
-	d = F16ToF32(h) / 8
-	for i := range 16 {
-		scale[i] = odd(byte(w[i/4] >> (i % 4 * 3) & 7))
+	b.D = 0
+	for i := range 4 {
+		w := get16(src[48+2*i:])
+		b.D |= w >> 12 << (4 * i)
+		for j := range 4 {
+			b.Scales[4*i+j] = odd(byte(w >> (3 * j) & 7))
+		}
 	}
 	for i := range 32 {
-		n := b[32+i/2] >> (i % 2 * 4)
-		put(q, i, shifted1[n>>3&1][int(b[i])|int(n&7)<<8])
+		n := src[32+i/2] >> (i % 2 * 4)
+		put64(codes[8*i:], shifted1[n>>3&1][int(src[i])|int(n&7)<<8])
 	}
-	return d
 }

@@ -15,7 +15,7 @@ const (
 	Turbo4
 )
 
-var turboTypes = [...]info{{"turbo3", 128, 50}, {"turbo4", 128, 66}}
+var turboTypes = [...]info{{"turbo3", 128, 50, nil}, {"turbo4", 128, 66, nil}}
 
 // CacheTypes lists the types that keys and values can be kept in, by falling size.
 var CacheTypes = []Type{F32, F16, Q8_0, Q4_1, Q4_0, Turbo4, Turbo3}
@@ -155,7 +155,7 @@ func DecodeKV(t Type, dst []float32, src []byte) {
 			decodeTurbo4((*[128]float32)(dst), (*[66]byte)(src))
 		}
 	default:
-		dequantizers[t](dst, src)
+		dequantize(t, dst, src)
 	}
 }
 

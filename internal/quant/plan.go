@@ -151,6 +151,9 @@ func newPlanner(m Mix, arch string, tensors []TensorInfo) *planner {
 	return p
 }
 
+// gatedQueries are architectures whose attn_q has an output gate in half of its rows.
+var gatedQueries = []string{"qwen35", "qwen35moe", "qwen3next"}
+
 // headsPerGroup reads the number of query heads per key/value head from the
 // first block that has both projections.
 func headsPerGroup(arch string, tensors []TensorInfo) int {
@@ -174,9 +177,8 @@ func headsPerGroup(arch string, tensors []TensorInfo) int {
 		return 0
 	}
 	heads := q[first]
-	switch arch {
-	case "qwen35", "qwen35moe", "qwen3next":
-		heads /= 2 // half of the rows are the output gate
+	if slices.Contains(gatedQueries, arch) {
+		heads /= 2
 	}
 	return heads / k[first]
 }
@@ -223,88 +225,123 @@ func quantizes(t TensorInfo) bool {
 	return !slices.ContainsFunc(never, func(part string) bool { return strings.Contains(t.Name, part) })
 }
 
+// rule gives the matrices of a role a larger type than the mix's base.
+type rule struct {
+	mix  string
+	role role
+	when condition
+	typ  Type
+}
+
+// condition looks at matrix i of n with the same role.
+type condition func(p *planner, i, n int) bool
+
+// rules are llama.cpp's. The first one that applies counts.
+var rules = []rule{
+	{"Q2_K", roleValue, sharedHeads, Q4_K},
+	{"Q2_K", roleValue, always, Q3_K},
+	{"Q2_K", roleDown, always, Q3_K},
+	{"Q2_K", roleAttnOut, always, Q3_K},
+	{"Q3_K_M", roleValue, firstTwo, Q5_K},
+	{"Q3_K_M", roleValue, always, Q4_K},
+	{"Q3_K_M", roleDown, firstSixteenth, Q5_K},
+	{"Q3_K_M", roleDown, always, Q4_K},
+	{"Q3_K_M", roleAttnOut, always, Q4_K},
+	{"Q3_K_L", roleValue, always, Q5_K},
+	{"Q3_K_L", roleDown, always, Q5_K},
+	{"Q3_K_L", roleAttnOut, always, Q5_K},
+	{"IQ4_NL", roleValue, sharedHeads, Q5_K},
+	{"IQ4_NL", roleDown, firstEighth, Q5_K},
+	{"IQ4_XS", roleValue, sharedHeads, Q5_K},
+	{"IQ4_XS", roleDown, firstEighth, Q5_K},
+	{"Q4_K_S", roleValue, firstFour, Q5_K},
+	{"Q4_K_S", roleDown, firstEighth, Q5_K},
+	{"Q4_K_M", roleValue, moreBits, Q6_K},
+	{"Q4_K_M", roleDown, moreBits, Q6_K},
+	{"Q5_K_M", roleValue, moreBits, Q6_K},
+	{"Q5_K_M", roleDown, moreBits, Q6_K},
+}
+
 // prefer picks the type for one matrix before its shape is considered. It must
 // be called in the order of SortTensors, because some rules count.
 func (p *planner) prefer(t TensorInfo, base Type) (Type, error) {
-	name := p.mix.Name()
-	medium := name == "Q4_K_M" || name == "Q5_K_M"
-	nonlinear := name == "IQ4_NL" || name == "IQ4_XS"
-	typ := base
-	switch r := roleOf(t.Name); {
-	case r == roleOutput, r == roleEmbedding && p.tied:
+	r := roleOf(t.Name)
+	if r == roleOutput || r == roleEmbedding && p.tied {
 		if t.Shape[0]%base.BlockLen() != 0 || base == Q8_0 {
 			return Q8_0, nil
 		}
 		return Q6_K, nil
-
-	case r == roleValue:
-		i := p.seenValues
-		p.seenValues++
-		switch {
-		case name == "Q2_K" && p.gqa >= 4, name == "Q3_K_M" && i >= 2:
-			typ = Q4_K
-		case name == "Q2_K":
-			typ = Q3_K
-		case nonlinear && p.gqa >= 4, name == "Q3_K_M", name == "Q3_K_L":
-			typ = Q5_K
-		case medium && moreBits(i, p.values):
-			typ = Q6_K
-		case name == "Q4_K_S" && i < 4:
-			typ = Q5_K
+	}
+	i, n, err := p.count(r, t.Name)
+	if err != nil {
+		return 0, err
+	}
+	if p.experts == 8 {
+		if typ, ok := p.eightExperts(r, base); ok {
+			return typ, nil
 		}
-		if p.big && (typ == Q3_K || typ == Q4_K) {
-			typ = Q5_K
+	}
+	typ := base
+	for _, rule := range rules {
+		if rule.mix == p.mix.Name() && rule.role == r && rule.when(p, i, n) {
+			typ = rule.typ
+			break
 		}
-		if p.experts == 8 {
-			typ = Q8_0
-		}
-
-	case r == roleKey && p.experts == 8:
-		typ = Q8_0
-
-	case r == roleDown:
-		i := p.seenDown
-		p.seenDown++
-		if p.experts > 1 {
-			// Several of these per block: only the name tells which.
-			if i = blockOf(t.Name); i < 0 {
-				return 0, fmt.Errorf("which block it belongs to is not in its name")
-			}
-		}
-		switch {
-		case name == "Q2_K":
-			typ = Q3_K
-		case name == "Q3_K_L", name == "Q3_K_M" && i < p.blocks/16:
-			typ = Q5_K
-		case name == "Q3_K_M":
-			typ = Q4_K
-		case medium && moreBits(i, p.blocks):
-			typ = Q6_K
-		case (nonlinear || name == "Q4_K_S") && i < p.blocks/8:
-			typ = Q5_K
-		}
-
-	case r == roleAttnOut && p.experts == 8:
-		if base == Q4_K || nonlinear || base == Q2_K || base == Q3_K && name != "Q3_K_L" {
-			typ = Q5_K
-		}
-
-	case r == roleAttnOut:
-		switch name {
-		case "Q2_K":
-			typ = Q3_K
-		case "Q3_K_M":
-			typ = Q4_K
-		case "Q3_K_L":
-			typ = Q5_K
-		}
+	}
+	if r == roleValue && p.big && (typ == Q3_K || typ == Q4_K) {
+		typ = Q5_K
 	}
 	return typ, nil
 }
 
-// moreBits says which of n layers deserve a larger type: the first and last
+// count says which of how many matrices of the role this is.
+func (p *planner) count(r role, name string) (i, n int, err error) {
+	switch r {
+	case roleValue:
+		p.seenValues++
+		return p.seenValues - 1, p.values, nil
+	case roleDown:
+		p.seenDown++
+		if p.experts <= 1 {
+			return p.seenDown - 1, p.blocks, nil
+		}
+		// Several of these per block: only the name tells which.
+		if i = blockOf(name); i < 0 {
+			return 0, 0, fmt.Errorf("which block it belongs to is not in its name")
+		}
+		return i, p.blocks, nil
+	}
+	return 0, 0, nil
+}
+
+// eightExperts has the rules for models with eight experts, of the size of Mixtral: attention is a small part of them
+// and gets more bits.
+func (p *planner) eightExperts(r role, base Type) (Type, bool) {
+	switch r {
+	case roleValue, roleKey:
+		return Q8_0, true
+	case roleAttnOut:
+		small := slices.Contains([]Type{Q2_K, Q3_K, Q4_K, IQ4_NL, IQ4_XS}, base)
+		if small && p.mix.Name() != "Q3_K_L" {
+			return Q5_K, true
+		}
+		return base, true
+	}
+	return base, false
+}
+
+// The conditions of the rules.
+
+func always(*planner, int, int) bool           { return true }
+func sharedHeads(p *planner, _, _ int) bool    { return p.gqa >= 4 }
+func firstTwo(_ *planner, i, _ int) bool       { return i < 2 }
+func firstFour(_ *planner, i, _ int) bool      { return i < 4 }
+func firstEighth(_ *planner, i, n int) bool    { return i < n/8 }
+func firstSixteenth(_ *planner, i, n int) bool { return i < n/16 }
+
+// moreBits are the layers that deserve a larger type: the first and last
 // eighth, and every third in between.
-func moreBits(i, n int) bool {
+func moreBits(_ *planner, i, n int) bool {
 	return i < n/8 || i >= 7*n/8 || (i-n/8)%3 == 2
 }
 

@@ -5,6 +5,14 @@ import (
 	"math"
 )
 
+// iq4Floats is the code book as the search needs it.
+var iq4Floats = func() (f [16]float32) {
+	for i, v := range iq4Values {
+		f[i] = float32(v)
+	}
+	return f
+}()
+
 // iq4Nearest is the index of the code book value nearest to each half-open step
 // of 0.5 from -128 up. The midpoints between code book values are multiples of
 // 0.5, so a step never straddles one.

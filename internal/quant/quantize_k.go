@@ -52,7 +52,7 @@ func (s *sample) snap(scale, low, most int, d, m, n float32) (bestScale, bestLow
 	return bestScale, bestLow
 }
 
-// pack stores the six-bit pairs; scaleMin is the inverse.
+// pack stores the six-bit pairs; scales6 is the inverse.
 func (a *affineSuper) pack(b *[12]byte) {
 	sc, lo := &a.scale, &a.low
 	for j := range 4 {

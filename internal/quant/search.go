@@ -307,10 +307,10 @@ func (s *sample) codebook(inv float32) scaleFit {
 	x := s.x
 	w, wx := s.w[:len(x)], s.wx[:len(x)]
 	for i := 0; i+1 < len(x); i += 2 {
-		l := iq4Values[iq4Code(x[i]*inv)&15]
+		l := iq4Floats[iq4Code(x[i]*inv)&15]
 		a.xl += float32(wx[i] * l)
 		a.ll += float32(w[i] * float32(l*l))
-		l = iq4Values[iq4Code(x[i+1]*inv)&15]
+		l = iq4Floats[iq4Code(x[i+1]*inv)&15]
 		b.xl += float32(wx[i+1] * l)
 		b.ll += float32(w[i+1] * float32(l*l))
 	}
@@ -355,7 +355,7 @@ func (s *sample) codebookLoss(scale float32) float32 {
 	var sum float32
 	w := s.w[:len(s.x)]
 	for i, v := range s.x {
-		d := float32(scale*iq4Values[iq4Code(v*inv)&15]) - v
+		d := float32(scale*iq4Floats[iq4Code(v*inv)&15]) - v
 		sum += float32(w[i] * float32(d*d))
 	}
 	return sum

@@ -39,7 +39,7 @@ func TestConformance(t *testing.T) {
 			return 1e-3
 		},
 		Stored: func(typ quant.Type) float64 {
-			if typ.Grid() != nil {
+			if typ.GridPoints() != nil {
 				return 0x1p-11 // halves, or with scales that are
 			}
 			return 0

@@ -109,7 +109,11 @@ func LayoutOf(typ quant.Type, rows, cols, experts, bytes int) (WeightLayout, err
 	case quant.BF16:
 		l.Format = KeepBF16
 	default:
-		l.Format, l.Table = formatOf(typ)
+		to, ok := deviceFormats[typ]
+		if !ok {
+			return l, fmt.Errorf("weights of type %s have no format on a GPU; run them on the CPU, or convert them", typ)
+		}
+		l.Format, l.Table = to.format, to.table
 		if cols < exactCols {
 			l.Format, l.Table = KeepF32, 0
 		} else if l.Format.Tiled() && l.Groups()*l.Stages() > maxStages {
@@ -122,59 +126,47 @@ func LayoutOf(typ quant.Type, rows, cols, experts, bytes int) (WeightLayout, err
 // maxStages bounds the stages of a matrix so that stages times blocks of a grid fit 32 bits in the kernels.
 const maxStages = 1 << 22
 
-// tileOne is what a one in a tile is worth. Where the scale of a block is a part of the half in the file, the tile has
-// the half itself: a part of a small one would lose bits.
-func tileOne(t quant.Type) float32 {
-	switch t {
-	case quant.IQ3_XXS:
-		return 1. / 2
-	case quant.IQ1_S, quant.IQ1_M, quant.IQ2_XXS:
-		return 1. / 8
-	}
-	return 1
+// deviceFormats says how the device keeps each quantised type. The formats hold values exactly but for two of the grids: codes
+// of IQ2_XXS get scales that are rounded to halves, and IQ2_XS and IQ2_S become halves one by one.
+var deviceFormats = map[quant.Type]struct {
+	format Format
+	table  int // of TileN4
+	div    int // of TileQ6K: codes of grids are divided by it
+}{
+	quant.Q4_0:    {TileN4, tableLinear8, 0},
+	quant.Q4_1:    {TileQ8M, 0, 0},
+	quant.Q5_0:    {TileQ8, 0, 0},
+	quant.Q5_1:    {TileQ8M, 0, 0},
+	quant.Q8_0:    {TileQ8, 0, 0},
+	quant.Q2_K:    {TileQ2K, 0, 0},
+	quant.Q3_K:    {TileQ3K, 0, 0},
+	quant.Q4_K:    {TileQ4K, 0, 0},
+	quant.Q5_K:    {TileQ5K, 0, 0},
+	quant.Q6_K:    {TileQ6K, 0, 1},
+	quant.IQ1_S:   {TileQ6K, 0, 1},
+	quant.IQ1_M:   {TileQ6K, 0, 1},
+	quant.IQ2_XXS: {TileQ8, 0, 0},
+	quant.IQ2_XS:  {KeepF16, 0, 0},
+	quant.IQ2_S:   {KeepF16, 0, 0},
+	quant.IQ3_XXS: {TileQ6K, 0, 2},
+	quant.IQ3_S:   {TileQ6K, 0, 1},
+	quant.IQ4_NL:  {TileN4, tableIQ4, 0},
+	quant.IQ4_XS:  {TileN4, tableIQ4, 0},
+	quant.TQ1_0:   {TileN4, tableLinear1, 0},
+	quant.TQ2_0:   {TileN4, tableLinear1, 0},
+	quant.MXFP4:   {TileN4, tableFP4, 0},
+	quant.NVFP4:   {TileNV4, 0, 0},
+	quant.Q1_0:    {TileN4, tableSign, 0},
+	quant.Q2_0:    {TileN4, tableLinear1, 0},
 }
 
-// formatOf is the format of a block type, which holds its values exactly. Types that store points of a grid have no
-// tiles of their own: IQ3 and IQ1 fit those of Q6_K; the other values are rounded to the precision of a half, either by
-// their scales or one by one.
-func formatOf(t quant.Type) (f Format, table int) {
-	switch t {
-	case quant.Q4_K:
-		return TileQ4K, 0
-	case quant.Q5_K:
-		return TileQ5K, 0
-	case quant.Q6_K, quant.IQ3_S, quant.IQ3_XXS, quant.IQ1_S, quant.IQ1_M:
-		return TileQ6K, 0
-	case quant.Q2_K:
-		return TileQ2K, 0
-	case quant.Q3_K:
-		return TileQ3K, 0
-	case quant.Q8_0, quant.Q5_0, quant.IQ2_XXS:
-		return TileQ8, 0
-	case quant.IQ2_XS, quant.IQ2_S:
-		return KeepF16, 0
-	case quant.Q4_1, quant.Q5_1:
-		return TileQ8M, 0
-	case quant.NVFP4:
-		return TileNV4, 0
-	case quant.IQ4_NL, quant.IQ4_XS:
-		return TileN4, tableIQ4
-	case quant.MXFP4:
-		return TileN4, tableFP4
-	case quant.TQ1_0, quant.TQ2_0, quant.Q2_0:
-		return TileN4, tableLinear1
-	case quant.Q1_0:
-		return TileN4, tableSign
-	}
-	return TileN4, tableLinear8 // Q4_0
-}
-
-// one is what a one in the device's matrix is worth.
+// one is what a one in the device's matrix is worth. Where a scale is a part of the half in the file, the tile has the
+// half itself: a part of a small one would lose bits.
 func (l WeightLayout) one() float32 {
-	if l.Format.Tiled() {
-		return tileOne(l.Type)
+	if !l.Format.Tiled() {
+		return 1
 	}
-	return 1
+	return float32(max(1, deviceFormats[l.Type].div)) / float32(int(1)<<l.Type.Layout().Shift)
 }
 
 // Groups is the number of groups of 256 rows of one matrix in tiles.

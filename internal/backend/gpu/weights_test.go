@@ -11,9 +11,17 @@ import (
 	"strobe/internal/quant"
 )
 
-// gridTypes have no tiles of their own.
-var gridTypes = []quant.Type{quant.IQ1_S, quant.IQ1_M, quant.IQ2_XXS, quant.IQ2_XS, quant.IQ2_S, quant.IQ3_XXS,
-	quant.IQ3_S}
+// gridTypes have no tiles of their own; blockTypes are the other quantised types.
+var gridTypes, blockTypes = func() (grids, others []quant.Type) {
+	for _, t := range quant.BlockTypes() {
+		if t.GridPoints() != nil {
+			grids = append(grids, t)
+		} else {
+			others = append(others, t)
+		}
+	}
+	return grids, others
+}()
 
 // TestPackGrids: values of the types with grids are as precise as a half, those in tiles of Q6_K exact, also where a
 // scale of the file is below the smallest normal half.
@@ -39,18 +47,12 @@ func TestPackGrids(t *testing.T) {
 		}
 		got := unpack(l, l.Pack(src))
 		for i := range want {
-			if g := got[i] * tileOne(typ); math.Abs(float64(g-want[i])) > precision*math.Abs(float64(want[i])) {
+			if g := got[i] * l.one(); math.Abs(float64(g-want[i])) > precision*math.Abs(float64(want[i])) {
 				t.Fatalf("%v: value %d is %v, want %v", typ, i, g, want[i])
 			}
 		}
 	}
 }
-
-// blockTypes are the other quantised types.
-var blockTypes = []quant.Type{quant.Q4_0, quant.Q4_1, quant.Q5_0, quant.Q5_1, quant.Q8_0, quant.Q2_K, quant.Q3_K,
-	quant.Q4_K,
-	quant.Q5_K, quant.Q6_K, quant.IQ4_NL, quant.IQ4_XS, quant.TQ1_0, quant.TQ2_0, quant.MXFP4, quant.NVFP4, quant.Q1_0,
-	quant.Q2_0}
 
 var testTables = [5][16]float32{
 	tableIQ4: {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113},
@@ -277,6 +279,25 @@ func TestLayoutOf(t *testing.T) {
 		if err != nil || l.Format != c.format || l.Bytes() != c.want {
 			t.Errorf("%v %dx%d: format %d, %d bytes, %v; want %d, %d", c.typ, c.rows, c.cols, l.Format, l.Bytes(), err, c.format, c.want)
 		}
+	}
+}
+
+// TestEveryTypeHasAFormat: a type that was forgotten here is an error when a model is loaded, not another type.
+func TestEveryTypeHasAFormat(t *testing.T) {
+	layoutOf := func(typ quant.Type) error {
+		_, err := LayoutOf(typ, 1, 512, 1, typ.RowBytes(512))
+		return err
+	}
+	for _, typ := range quant.BlockTypes() {
+		if err := layoutOf(typ); err != nil {
+			t.Errorf("%v: %v; deviceFormats in weights.go lacks it", typ, err)
+		}
+	}
+	f := deviceFormats[quant.Q4_0]
+	delete(deviceFormats, quant.Q4_0)
+	defer func() { deviceFormats[quant.Q4_0] = f }()
+	if err := layoutOf(quant.Q4_0); err == nil || !strings.Contains(err.Error(), "type Q4_0 have no format on a GPU") {
+		t.Errorf("a type without a format: %v", err)
 	}
 }
 

@@ -102,7 +102,7 @@ func TestConformance(t *testing.T) {
 	b := openLasting(t)
 	o := backendtest.Options{Copies: true, Product: bound,
 		Stored: func(typ quant.Type) float64 {
-			if typ.Grid() != nil {
+			if typ.GridPoints() != nil {
 				return 0x1p-11 // halves, or with scales that are
 			}
 			return 0

@@ -30,11 +30,14 @@ type (
 	fusedFunc  func(p, w *byte, stride, blocks, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 )
 
-// kernels is what one level has for one type. Kernels for n columns are at n-1.
+// kernels is what AVX-512 has for one type; the zero value is for types without kernels of their own, which are decoded
+// in Go. Kernels for n columns are at n-1.
 type kernels struct {
 	decode decodeFunc  // nil: decode in Go
 	fused  []fusedFunc // decode and multiply in one pass, for few columns
 }
+
+var noKernels kernels
 
 var kernels512 = [...]kernels{
 	quant.Q4_0:    {decodeQ40, []fusedFunc{fusedQ40x1, fusedQ40x2, fusedQ40x3, fusedQ40x4}},
@@ -58,7 +61,6 @@ var kernels512 = [...]kernels{
 	quant.IQ2_S:   {decodeIQ2S, nil},
 	quant.IQ3_XXS: {decodeIQ3XXS, []fusedFunc{fusedIQ3XXSx1}},
 	quant.IQ3_S:   {decodeIQ3S, []fusedFunc{fusedIQ3Sx1}},
-	quant.Q2_0:    {},
 }
 
 // woven512 is the same for woven weights. Without transposing, more columns fit into the registers.
@@ -109,13 +111,22 @@ func weavePieces(dst, src []byte, stride, n int) bool {
 
 func weavable(t quant.Type) bool { return woven512[t] != nil && kernel.Best() == kernel.AVX512 }
 
-// kernelsAVX2 is the same for AVX2. One kernel serves any number of columns; without a
-// decoder, the codes are those of format.panel with offset off.
-var kernelsAVX2 = [...]struct {
-	decode decodeFunc
+// kernels2 is the same for AVX2. One kernel serves any number of columns.
+type kernels2 struct {
+	decode decodeFunc // nil: decode in Go
 	micro  micro2Func
 	vnni   micro2Func // with AVX-VNNI
-}{
+}
+
+// anyAVX2 are the kernels of types that have no decoder: those for the largest codes of their kind.
+var anyAVX2 = [4]kernels2{
+	off32: {nil, micro2Off32s8, micro2vOff32s8},
+	min32: {nil, micro2Min32u5, micro2vMin32u5},
+	off16: {nil, micro2Off16u6, micro2vOff16u6},
+	min16: {nil, micro2Min16u7, micro2vMin16u7},
+}
+
+var kernelsAVX2 = [...]kernels2{
 	quant.Q4_0:    {decode2Q40, micro2Off32u4, micro2vOff32u4},
 	quant.Q4_1:    {decode2Q41, micro2Min32u4, micro2vMin32u4},
 	quant.Q5_0:    {decode2Q50, micro2Off32u5, micro2vOff32u5},
@@ -135,12 +146,8 @@ var kernelsAVX2 = [...]struct {
 	quant.IQ3_S:   {decode2IQ3S, micro2Off32s8, micro2vOff32s8},
 	quant.IQ4_NL:  {decode2IQ4NL, micro2Off32s8, micro2vOff32s8},
 	quant.IQ4_XS:  {decode2IQ4XS, micro2Off32s8, micro2vOff32s8},
-	quant.TQ1_0:   {nil, micro2Off32s8, micro2vOff32s8},
-	quant.TQ2_0:   {nil, micro2Off32s8, micro2vOff32s8},
 	quant.MXFP4:   {decode2MXFP4, micro2Off32s8, micro2vOff32s8},
 	quant.NVFP4:   {decode2NVFP4, micro2Off16u6, micro2vOff16u6},
-	quant.Q1_0:    {nil, micro2Off32s8, micro2vOff32s8},
-	quant.Q2_0:    {nil, micro2Off32s8, micro2vOff32s8},
 }
 
 // hasVNNI says whether the CPU has AVX-VNNI: many that have no AVX-512 do. Tests clear it.
@@ -183,7 +190,10 @@ func (m *Matrix) mulAsm(f *format, y []float32, ys int, x *Acts, r0, r1, ahead i
 		m.mulAVX2(f, y, ys, x, r0, r1, ahead, s)
 		return true
 	}
-	k := &kernels512[m.Type]
+	k := &noKernels
+	if int(m.Type) < len(kernels512) {
+		k = &kernels512[m.Type]
+	}
 	if m.Woven != nil {
 		k = woven512[m.Type]
 	}
@@ -313,7 +323,10 @@ const tileAVX2 = 24
 
 // mulAVX2 decodes one panel of 16 rows x 256 values and multiplies it by all columns.
 func (m *Matrix) mulAVX2(f *format, y []float32, ys int, x *Acts, r0, r1, ahead int, s *Scratch) {
-	k := &kernelsAVX2[m.Type]
+	k := &anyAVX2[f.kind]
+	if int(m.Type) < len(kernelsAVX2) && kernelsAVX2[m.Type].decode != nil {
+		k = &kernelsAVX2[m.Type]
+	}
 	micro := k.micro
 	if hasVNNI {
 		micro = k.vnni
@@ -392,12 +405,6 @@ func (f *format) decodePanel(decode decodeFunc, p []byte, w *byte, stride, value
 	decode(&p[0], w, stride, values/f.len, pf, pfStep)
 }
 
-// addBytes adds four bytes to four others.
-func addBytes(a, b uint32) uint32 {
-	const high = 0x80808080
-	return (a&^high + b&^high) ^ (a^b)&high
-}
-
 // panel decodes 16 rows in Go, for types without a kernel, and adds off to every code.
 func (f *format) panel(p []byte, w *byte, stride, values int, off byte) {
 	var u unpacked
@@ -409,7 +416,7 @@ func (f *format) panel(p []byte, w *byte, stride, values int, off byte) {
 		f.block(&u, row, 0, values)
 		for i := 0; i < values; i += 4 {
 			d, q := (*uint32)(unsafe.Pointer(&p[i*16+4*r])), *(*uint32)(unsafe.Pointer(&u.q[i]))
-			*d = addBytes(q, uint32(off)*0x01010101)
+			*d = uint32(addBytes(uint64(q), uint64(off)*0x01010101))
 		}
 		for j := range values / sub {
 			scale[16*j+r] = u.scale[j]

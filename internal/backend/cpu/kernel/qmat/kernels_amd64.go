@@ -4,877 +4,1023 @@
 
 package qmat
 
-// quantize512 rounds blocks of 256 values as quantizeBlock does and returns how many it did: it stops
+// quantize512 rounds blocks of 256 values and returns how many it did: it stops
 // in front of a block with a value that is not finite. Needs AVX-512 F, BW and VL.
+// Reference: quantizeBlock in acts.go.
 //
 //go:noescape
 func quantize512(out *byte, x *float32, blocks int) int
 
-// quantize2 rounds blocks of 256 values as quantizeBlock does and returns how many it did: it stops
+// quantize2 rounds blocks of 256 values and returns how many it did: it stops
 // in front of a block with a value that is not finite. Needs AVX2.
+// Reference: quantizeBlock in acts.go.
 //
 //go:noescape
 func quantize2(out *byte, x *float32, blocks int) int
 
 // microOff32x1 adds two panels times 1 columns to yin and writes yout; their columns are the steps apart, in bytes.
 // iters counts 32 values. It prefetches 4 lines, pfStep bytes apart, from pf on per iteration. Needs AVX-512 F and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func microOff32x1(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr, pfStep int)
 
 // microOff32x2 adds two panels times 2 columns to yin and writes yout; their columns are the steps apart, in bytes.
 // iters counts 32 values. It prefetches 4 lines, pfStep bytes apart, from pf on per iteration. Needs AVX-512 F and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func microOff32x2(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr, pfStep int)
 
 // microOff32x3 adds two panels times 3 columns to yin and writes yout; their columns are the steps apart, in bytes.
 // iters counts 32 values. It prefetches 4 lines, pfStep bytes apart, from pf on per iteration. Needs AVX-512 F and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func microOff32x3(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr, pfStep int)
 
 // microOff32x4 adds two panels times 4 columns to yin and writes yout; their columns are the steps apart, in bytes.
 // iters counts 32 values. It prefetches 4 lines, pfStep bytes apart, from pf on per iteration. Needs AVX-512 F and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func microOff32x4(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr, pfStep int)
 
 // microMin32x1 adds two panels times 1 columns to yin and writes yout; their columns are the steps apart, in bytes.
 // iters counts 32 values. It prefetches 4 lines, pfStep bytes apart, from pf on per iteration. Needs AVX-512 F and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func microMin32x1(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr, pfStep int)
 
 // microMin32x2 adds two panels times 2 columns to yin and writes yout; their columns are the steps apart, in bytes.
 // iters counts 32 values. It prefetches 4 lines, pfStep bytes apart, from pf on per iteration. Needs AVX-512 F and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func microMin32x2(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr, pfStep int)
 
 // microMin32x3 adds two panels times 3 columns to yin and writes yout; their columns are the steps apart, in bytes.
 // iters counts 32 values. It prefetches 4 lines, pfStep bytes apart, from pf on per iteration. Needs AVX-512 F and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func microMin32x3(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr, pfStep int)
 
 // microMin32x4 adds two panels times 4 columns to yin and writes yout; their columns are the steps apart, in bytes.
 // iters counts 32 values. It prefetches 4 lines, pfStep bytes apart, from pf on per iteration. Needs AVX-512 F and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func microMin32x4(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr, pfStep int)
 
 // microOff16x1 adds two panels times 1 columns to yin and writes yout; their columns are the steps apart, in bytes.
 // iters counts 128 values. It prefetches 16 lines, pfStep bytes apart, from pf on per iteration. Needs AVX-512 F and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func microOff16x1(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr, pfStep int)
 
 // microOff16x2 adds two panels times 2 columns to yin and writes yout; their columns are the steps apart, in bytes.
 // iters counts 128 values. It prefetches 16 lines, pfStep bytes apart, from pf on per iteration. Needs AVX-512 F and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func microOff16x2(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr, pfStep int)
 
 // microOff16x3 adds two panels times 3 columns to yin and writes yout; their columns are the steps apart, in bytes.
 // iters counts 128 values. It prefetches 16 lines, pfStep bytes apart, from pf on per iteration. Needs AVX-512 F and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func microOff16x3(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr, pfStep int)
 
 // microOff16x4 adds two panels times 4 columns to yin and writes yout; their columns are the steps apart, in bytes.
 // iters counts 128 values. It prefetches 16 lines, pfStep bytes apart, from pf on per iteration. Needs AVX-512 F and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func microOff16x4(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr, pfStep int)
 
 // microMin16x1 adds two panels times 1 columns to yin and writes yout; their columns are the steps apart, in bytes.
 // iters counts 128 values. It prefetches 16 lines, pfStep bytes apart, from pf on per iteration. Needs AVX-512 F and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func microMin16x1(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr, pfStep int)
 
 // microMin16x2 adds two panels times 2 columns to yin and writes yout; their columns are the steps apart, in bytes.
 // iters counts 128 values. It prefetches 16 lines, pfStep bytes apart, from pf on per iteration. Needs AVX-512 F and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func microMin16x2(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr, pfStep int)
 
 // microMin16x3 adds two panels times 3 columns to yin and writes yout; their columns are the steps apart, in bytes.
 // iters counts 128 values. It prefetches 16 lines, pfStep bytes apart, from pf on per iteration. Needs AVX-512 F and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func microMin16x3(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr, pfStep int)
 
 // microMin16x4 adds two panels times 4 columns to yin and writes yout; their columns are the steps apart, in bytes.
 // iters counts 128 values. It prefetches 16 lines, pfStep bytes apart, from pf on per iteration. Needs AVX-512 F and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func microMin16x4(p *byte, x *byte, yin *float32, yinStep int, yout *float32, youtStep int, iters int, pf uintptr, pfStep int)
 
 // decodeQ4K unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks is not used.
 // Needs AVX-512 F and BW.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decodeQ4K(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedQ4Kx1 multiplies 16 rows by 1 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ4Kx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ4Kx2 multiplies 16 rows by 2 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ4Kx2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ4Kx3 multiplies 16 rows by 3 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ4Kx3(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ4Kx4 multiplies 16 rows by 4 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ4Kx4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ4Kx5 multiplies 16 rows by 5 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ4Kx5(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ4Kx6 multiplies 16 rows by 6 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ4Kx6(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // decodeQ4KWoven unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks is not used.
 // Needs AVX-512 F and BW.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decodeQ4KWoven(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedQ4KWovenx1 multiplies 16 rows by 1 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ4KWovenx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ4KWovenx2 multiplies 16 rows by 2 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ4KWovenx2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ4KWovenx3 multiplies 16 rows by 3 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ4KWovenx3(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ4KWovenx4 multiplies 16 rows by 4 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ4KWovenx4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ4KWovenx5 multiplies 16 rows by 5 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ4KWovenx5(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ4KWovenx6 multiplies 16 rows by 6 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ4KWovenx6(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ4KWovenx7 multiplies 16 rows by 7 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ4KWovenx7(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ4KWovenx8 multiplies 16 rows by 8 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ4KWovenx8(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // decodeQ5K unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks is not used.
 // Needs AVX-512 F and BW.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decodeQ5K(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedQ5Kx1 multiplies 16 rows by 1 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 2816 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ5Kx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ5Kx2 multiplies 16 rows by 2 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 2816 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ5Kx2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ5Kx3 multiplies 16 rows by 3 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 2816 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ5Kx3(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ5Kx4 multiplies 16 rows by 4 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 2816 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ5Kx4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // decodeQ6K unpacks 256 values of 16 rows into a panel and prefetches 60 lines, pfStep bytes apart, from pf on. chunks is not used.
 // Needs AVX-512 F and BW.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decodeQ6K(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedQ6Kx1 multiplies 16 rows by 1 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ6Kx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ6Kx2 multiplies 16 rows by 2 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ6Kx2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ6Kx3 multiplies 16 rows by 3 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ6Kx3(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ6Kx4 multiplies 16 rows by 4 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ6Kx4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // decodeQ6KWoven unpacks 256 values of 16 rows into a panel and prefetches 60 lines, pfStep bytes apart, from pf on. chunks is not used.
 // Needs AVX-512 F and BW.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decodeQ6KWoven(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedQ6KWovenx1 multiplies 16 rows by 1 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ6KWovenx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ6KWovenx2 multiplies 16 rows by 2 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ6KWovenx2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ6KWovenx3 multiplies 16 rows by 3 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ6KWovenx3(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ6KWovenx4 multiplies 16 rows by 4 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ6KWovenx4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ6KWovenx5 multiplies 16 rows by 5 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ6KWovenx5(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ6KWovenx6 multiplies 16 rows by 6 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ6KWovenx6(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ6KWovenx7 multiplies 16 rows by 7 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ6KWovenx7(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ6KWovenx8 multiplies 16 rows by 8 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 3360 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ6KWovenx8(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // decodeQ80 unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks counts 32 values.
 // Needs AVX-512 F and BW.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decodeQ80(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedQ80x1 multiplies 16 rows by 1 columns. blocks counts 256 values; the last block has last chunks.
 // It uses panel p as scratch and prefetches 4352 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ80x1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ80x2 multiplies 16 rows by 2 columns. blocks counts 256 values; the last block has last chunks.
 // It uses panel p as scratch and prefetches 4352 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ80x2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ80x3 multiplies 16 rows by 3 columns. blocks counts 256 values; the last block has last chunks.
 // It uses panel p as scratch and prefetches 4352 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ80x3(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ80x4 multiplies 16 rows by 4 columns. blocks counts 256 values; the last block has last chunks.
 // It uses panel p as scratch and prefetches 4352 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ80x4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ80x5 multiplies 16 rows by 5 columns. blocks counts 256 values; the last block has last chunks.
 // It uses panel p as scratch and prefetches 4352 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ80x5(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ80x6 multiplies 16 rows by 6 columns. blocks counts 256 values; the last block has last chunks.
 // It uses panel p as scratch and prefetches 4352 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ80x6(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // decodeQ40 unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks counts 32 values.
 // Needs AVX-512 F and BW.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decodeQ40(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedQ40x1 multiplies 16 rows by 1 columns. blocks counts 256 values; the last block has last chunks.
 // It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ40x1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ40x2 multiplies 16 rows by 2 columns. blocks counts 256 values; the last block has last chunks.
 // It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ40x2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ40x3 multiplies 16 rows by 3 columns. blocks counts 256 values; the last block has last chunks.
 // It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ40x3(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ40x4 multiplies 16 rows by 4 columns. blocks counts 256 values; the last block has last chunks.
 // It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ40x4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // decodeQ50 unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks counts 32 values.
 // Needs AVX-512 F and BW.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decodeQ50(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedQ50x1 multiplies 16 rows by 1 columns. blocks counts 256 values; the last block has last chunks.
 // It uses panel p as scratch and prefetches 2816 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ50x1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ50x2 multiplies 16 rows by 2 columns. blocks counts 256 values; the last block has last chunks.
 // It uses panel p as scratch and prefetches 2816 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ50x2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ50x3 multiplies 16 rows by 3 columns. blocks counts 256 values; the last block has last chunks.
 // It uses panel p as scratch and prefetches 2816 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ50x3(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ50x4 multiplies 16 rows by 4 columns. blocks counts 256 values; the last block has last chunks.
 // It uses panel p as scratch and prefetches 2816 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ50x4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // decodeQ41 unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks counts 32 values.
 // Needs AVX-512 F and BW.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decodeQ41(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedQ41x1 multiplies 16 rows by 1 columns. blocks counts 256 values; the last block has last chunks.
 // It uses panel p as scratch and prefetches 2560 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ41x1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ41x2 multiplies 16 rows by 2 columns. blocks counts 256 values; the last block has last chunks.
 // It uses panel p as scratch and prefetches 2560 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ41x2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // decodeQ51 unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks counts 32 values.
 // Needs AVX-512 F and BW.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decodeQ51(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedQ51x1 multiplies 16 rows by 1 columns. blocks counts 256 values; the last block has last chunks.
 // It uses panel p as scratch and prefetches 3072 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ51x1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ51x2 multiplies 16 rows by 2 columns. blocks counts 256 values; the last block has last chunks.
 // It uses panel p as scratch and prefetches 3072 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ51x2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // decodeIQ4NL unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks counts 32 values.
 // Needs AVX-512 F and BW.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decodeIQ4NL(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedIQ4NLx1 multiplies 16 rows by 1 columns. blocks counts 256 values; the last block has last chunks.
 // It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedIQ4NLx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedIQ4NLx2 multiplies 16 rows by 2 columns. blocks counts 256 values; the last block has last chunks.
 // It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedIQ4NLx2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedIQ4NLx3 multiplies 16 rows by 3 columns. blocks counts 256 values; the last block has last chunks.
 // It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedIQ4NLx3(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedIQ4NLx4 multiplies 16 rows by 4 columns. blocks counts 256 values; the last block has last chunks.
 // It uses panel p as scratch and prefetches 2304 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedIQ4NLx4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // decodeIQ4XS unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks is not used.
 // Needs AVX-512 F and BW.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decodeIQ4XS(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedIQ4XSx1 multiplies 16 rows by 1 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 2176 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedIQ4XSx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedIQ4XSx2 multiplies 16 rows by 2 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 2176 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedIQ4XSx2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedIQ4XSx3 multiplies 16 rows by 3 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 2176 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedIQ4XSx3(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedIQ4XSx4 multiplies 16 rows by 4 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 2176 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedIQ4XSx4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // decodeMXFP4 unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks counts 32 values.
 // Needs AVX-512 F and BW.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decodeMXFP4(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedMXFP4x1 multiplies 16 rows by 1 columns. blocks counts 256 values; the last block has last chunks.
 // It uses panel p as scratch and prefetches 2176 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedMXFP4x1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedMXFP4x2 multiplies 16 rows by 2 columns. blocks counts 256 values; the last block has last chunks.
 // It uses panel p as scratch and prefetches 2176 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedMXFP4x2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedMXFP4x3 multiplies 16 rows by 3 columns. blocks counts 256 values; the last block has last chunks.
 // It uses panel p as scratch and prefetches 2176 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedMXFP4x3(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedMXFP4x4 multiplies 16 rows by 4 columns. blocks counts 256 values; the last block has last chunks.
 // It uses panel p as scratch and prefetches 2176 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedMXFP4x4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // decodeNVFP4 unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks counts 64 values.
 // Needs AVX-512 F and BW.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decodeNVFP4(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // decodeQ2K unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks is not used.
 // Needs AVX-512 F and BW.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decodeQ2K(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedQ2Kx1 multiplies 16 rows by 1 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 1344 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ2Kx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // decodeQ3K unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks is not used.
 // Needs AVX-512 F and BW.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decodeQ3K(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedQ3Kx1 multiplies 16 rows by 1 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 1760 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ3Kx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ3Kx2 multiplies 16 rows by 2 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 1760 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedQ3Kx2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // weave16 writes n times 16 bytes of 16 rows to dst, dword by dword of all rows. Needs AVX-512 F.
+// Reference: Matrix.Weave in weave.go.
 //
 //go:noescape
 func weave16(dst *byte, w *byte, stride int, n int)
 
 // micro2Min32u4 adds a panel times n columns to y, whose columns are yStep bytes apart.
 // iters counts 32 values. Needs AVX2 and FMA.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func micro2Min32u4(p *byte, x *byte, n int, y *float32, yStep int, iters int)
 
 // micro2vMin32u4 adds a panel times n columns to y, whose columns are yStep bytes apart.
 // iters counts 32 values. Needs AVX2, FMA and AVX-VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func micro2vMin32u4(p *byte, x *byte, n int, y *float32, yStep int, iters int)
 
 // micro2Min32u5 adds a panel times n columns to y, whose columns are yStep bytes apart.
 // iters counts 32 values. Needs AVX2 and FMA.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func micro2Min32u5(p *byte, x *byte, n int, y *float32, yStep int, iters int)
 
 // micro2vMin32u5 adds a panel times n columns to y, whose columns are yStep bytes apart.
 // iters counts 32 values. Needs AVX2, FMA and AVX-VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func micro2vMin32u5(p *byte, x *byte, n int, y *float32, yStep int, iters int)
 
 // micro2Off32u4 adds a panel times n columns to y, whose columns are yStep bytes apart.
 // iters counts 32 values. Needs AVX2 and FMA.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func micro2Off32u4(p *byte, x *byte, n int, y *float32, yStep int, iters int)
 
 // micro2vOff32u4 adds a panel times n columns to y, whose columns are yStep bytes apart.
 // iters counts 32 values. Needs AVX2, FMA and AVX-VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func micro2vOff32u4(p *byte, x *byte, n int, y *float32, yStep int, iters int)
 
 // micro2Off32u5 adds a panel times n columns to y, whose columns are yStep bytes apart.
 // iters counts 32 values. Needs AVX2 and FMA.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func micro2Off32u5(p *byte, x *byte, n int, y *float32, yStep int, iters int)
 
 // micro2vOff32u5 adds a panel times n columns to y, whose columns are yStep bytes apart.
 // iters counts 32 values. Needs AVX2, FMA and AVX-VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func micro2vOff32u5(p *byte, x *byte, n int, y *float32, yStep int, iters int)
 
 // micro2Off32s8 adds a panel times n columns to y, whose columns are yStep bytes apart.
 // iters counts 32 values. Needs AVX2 and FMA.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func micro2Off32s8(p *byte, x *byte, n int, y *float32, yStep int, iters int)
 
 // micro2vOff32s8 adds a panel times n columns to y, whose columns are yStep bytes apart.
 // iters counts 32 values. Needs AVX2, FMA and AVX-VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func micro2vOff32s8(p *byte, x *byte, n int, y *float32, yStep int, iters int)
 
 // micro2Off16u6 adds a panel times n columns to y, whose columns are yStep bytes apart.
 // iters counts 128 values. Needs AVX2 and FMA.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func micro2Off16u6(p *byte, x *byte, n int, y *float32, yStep int, iters int)
 
 // micro2vOff16u6 adds a panel times n columns to y, whose columns are yStep bytes apart.
 // iters counts 128 values. Needs AVX2, FMA and AVX-VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func micro2vOff16u6(p *byte, x *byte, n int, y *float32, yStep int, iters int)
 
 // micro2Min16u2 adds a panel times n columns to y, whose columns are yStep bytes apart.
 // iters counts 128 values. Needs AVX2 and FMA.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func micro2Min16u2(p *byte, x *byte, n int, y *float32, yStep int, iters int)
 
 // micro2vMin16u2 adds a panel times n columns to y, whose columns are yStep bytes apart.
 // iters counts 128 values. Needs AVX2, FMA and AVX-VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func micro2vMin16u2(p *byte, x *byte, n int, y *float32, yStep int, iters int)
 
 // micro2Min16u7 adds a panel times n columns to y, whose columns are yStep bytes apart.
 // iters counts 128 values. Needs AVX2 and FMA.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func micro2Min16u7(p *byte, x *byte, n int, y *float32, yStep int, iters int)
 
 // micro2vMin16u7 adds a panel times n columns to y, whose columns are yStep bytes apart.
 // iters counts 128 values. Needs AVX2, FMA and AVX-VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func micro2vMin16u7(p *byte, x *byte, n int, y *float32, yStep int, iters int)
 
 // decode2Q4K unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 2304 bytes at pf (pfStep is not used). chunks is not used.
 // Needs AVX2 and F16C.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decode2Q4K(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // decode2Q5K unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 2816 bytes at pf (pfStep is not used). chunks is not used.
 // Needs AVX2 and F16C.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decode2Q5K(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // decode2Q6K unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 3360 bytes at pf (pfStep is not used). chunks is not used.
 // Needs AVX2 and F16C.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decode2Q6K(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // decode2Q80 unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 4352 bytes at pf (pfStep is not used). chunks counts 32 values.
 // Needs AVX2 and F16C.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decode2Q80(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // decode2Q40 unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 2304 bytes at pf (pfStep is not used). chunks counts 32 values.
 // Needs AVX2 and F16C.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decode2Q40(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // decode2Q41 unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 2560 bytes at pf (pfStep is not used). chunks counts 32 values.
 // Needs AVX2 and F16C.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decode2Q41(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // decode2Q50 unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 2816 bytes at pf (pfStep is not used). chunks counts 32 values.
 // Needs AVX2 and F16C.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decode2Q50(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // decode2Q51 unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 3072 bytes at pf (pfStep is not used). chunks counts 32 values.
 // Needs AVX2 and F16C.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decode2Q51(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // decode2Q2K unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 1344 bytes at pf (pfStep is not used). chunks is not used.
 // Needs AVX2 and F16C.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decode2Q2K(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // decode2Q3K unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 1760 bytes at pf (pfStep is not used). chunks is not used.
 // Needs AVX2 and F16C.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decode2Q3K(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // decode2MXFP4 unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 2176 bytes at pf (pfStep is not used). chunks counts 32 values.
 // Needs AVX2 and F16C.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decode2MXFP4(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // decode2NVFP4 unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 2304 bytes at pf (pfStep is not used). chunks counts 64 values.
 // Needs AVX2 and F16C.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decode2NVFP4(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // decode2IQ4NL unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 2304 bytes at pf (pfStep is not used). chunks counts 32 values.
 // Needs AVX2 and F16C.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decode2IQ4NL(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // decode2IQ4XS unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 2176 bytes at pf (pfStep is not used). chunks is not used.
 // Needs AVX2 and F16C.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decode2IQ4XS(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // decodeIQ1S unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks is not used.
 // Needs AVX-512 F and BW.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decodeIQ1S(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedIQ1Sx1 multiplies 16 rows by 1 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 800 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedIQ1Sx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // decode2IQ1S unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 800 bytes at pf (pfStep is not used). chunks is not used.
 // Needs AVX2 and F16C.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decode2IQ1S(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // decodeIQ1M unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks is not used.
 // Needs AVX-512 F and BW.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decodeIQ1M(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // decode2IQ1M unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 896 bytes at pf (pfStep is not used). chunks is not used.
 // Needs AVX2 and F16C.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decode2IQ1M(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // decodeIQ2XXS unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks is not used.
 // Needs AVX-512 F and BW.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decodeIQ2XXS(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedIQ2XXSx1 multiplies 16 rows by 1 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 1056 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedIQ2XXSx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // decode2IQ2XXS unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 1056 bytes at pf (pfStep is not used). chunks is not used.
 // Needs AVX2 and F16C.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decode2IQ2XXS(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // decodeIQ2XS unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks is not used.
 // Needs AVX-512 F and BW.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decodeIQ2XS(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // decode2IQ2XS unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 1184 bytes at pf (pfStep is not used). chunks is not used.
 // Needs AVX2 and F16C.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decode2IQ2XS(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // decodeIQ2S unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks is not used.
 // Needs AVX-512 F and BW.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decodeIQ2S(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // decode2IQ2S unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 1312 bytes at pf (pfStep is not used). chunks is not used.
 // Needs AVX2 and F16C.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decode2IQ2S(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // decodeIQ3XXS unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks is not used.
 // Needs AVX-512 F and BW.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decodeIQ3XXS(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedIQ3XXSx1 multiplies 16 rows by 1 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 1568 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedIQ3XXSx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // decode2IQ3XXS unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 1568 bytes at pf (pfStep is not used). chunks is not used.
 // Needs AVX2 and F16C.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decode2IQ3XXS(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // decodeIQ3S unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks is not used.
 // Needs AVX-512 F and BW.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decodeIQ3S(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // fusedIQ3Sx1 multiplies 16 rows by 1 columns. blocks counts 256 values; last is not used.
 // It uses panel p as scratch and prefetches 1760 bytes at pf per block. Steps are in bytes. Needs AVX-512 F, BW and VNNI.
+// Reference: addBlock in generic.go.
 //
 //go:noescape
 func fusedIQ3Sx1(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // decode2IQ3S unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 1760 bytes at pf (pfStep is not used). chunks is not used.
 // Needs AVX2 and F16C.
+// Reference: format.block in format.go.
 //
 //go:noescape
 func decode2IQ3S(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)

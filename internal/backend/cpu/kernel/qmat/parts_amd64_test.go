@@ -28,6 +28,27 @@ func init() {
 	}
 }
 
+// TestWithoutKernels: types that no kernel knows yet are decoded in Go, with the same bits at all levels.
+func TestWithoutKernels(t *testing.T) {
+	defer func(k [len(kernels512)]kernels, k2 [len(kernelsAVX2)]kernels2) {
+		kernels512, kernelsAVX2 = k, k2
+	}(kernels512, kernelsAVX2)
+	clear(kernels512[:])
+	clear(kernelsAVX2[:])
+	rng := rand.New(rand.NewPCG(7, 7))
+	for _, typ := range types() {
+		const rows, k, n = 17, 512, 5
+		m, x := newMatrix(typ, rows, k, rng), pack(gauss(n*k, rng), n, k)
+		want := make([]float32, n*rows)
+		m.mulGeneric(formatOf(typ), want, rows, x, 0, rows)
+		eachLevel(t, func(t *testing.T) {
+			y := make([]float32, n*rows)
+			m.Mul(y, rows, x, 0, rows, rows, NewScratch())
+			equal(t, typ.String(), y, want)
+		})
+	}
+}
+
 // quiet reports the time of f in the fastest tenth of many short samples: what it takes
 // when the machine does nothing else. What b measures itself is beside the point.
 func quiet(b *testing.B, macs int, f func()) {

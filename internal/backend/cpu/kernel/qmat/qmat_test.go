@@ -14,14 +14,7 @@ import (
 )
 
 // types lists every supported type.
-func types() (ts []quant.Type) {
-	for t := range formats {
-		if formats[t].unpack != nil {
-			ts = append(ts, quant.Type(t))
-		}
-	}
-	return ts
-}
+func types() []quant.Type { return quant.BlockTypes() }
 
 // fill writes random codes and small finite scales. Every code and sub-scale occurs.
 func fill(t quant.Type, data []byte, rng *rand.Rand) {

@@ -115,13 +115,3 @@ func loadBF16Generic(dst []float32, src []byte) {
 		dst[i] = quant.BF16ToF32(binary.LittleEndian.Uint16(src[2*i:]))
 	}
 }
-
-func loadQ80Generic(dst []float32, src []byte) {
-	for len(dst) >= 32 && len(src) >= 34 {
-		d := quant.F16ToF32(binary.LittleEndian.Uint16(src))
-		for i, q := range src[2:34] {
-			dst[i] = d * float32(int8(q))
-		}
-		dst, src = dst[32:], src[34:]
-	}
-}

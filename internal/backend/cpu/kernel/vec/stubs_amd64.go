@@ -5,571 +5,685 @@
 package vec
 
 // addAVX2 is dst = a + b.
+// Reference: addGeneric in elem_generic.go.
 //
 //go:noescape
 func addAVX2(dst []float32, a []float32, b []float32)
 
 // scaleAVX2 is dst = s * a.
+// Reference: scaleGeneric in elem_generic.go.
 //
 //go:noescape
 func scaleAVX2(dst []float32, a []float32, s float32)
 
 // scaleMulAVX2 is dst = (s * x) * w.
+// Reference: scaleMulGeneric in norm.go.
 //
 //go:noescape
 func scaleMulAVX2(dst []float32, x []float32, w []float32, s float32)
 
 // axpyAVX2 is dst = s * x + y, fused.
+// Reference: axpyGeneric in elem_generic.go.
 //
 //go:noescape
 func axpyAVX2(dst []float32, x []float32, y []float32, s float32)
 
 // sigmoidAVX2 is dst = 1 / (1 + e^-x).
+// Reference: sigmoidGeneric in elem_generic.go.
 //
 //go:noescape
 func sigmoidAVX2(dst []float32, x []float32)
 
 // siluAVX2 is dst = x / (1 + e^-x).
+// Reference: siluGeneric in elem_generic.go.
 //
 //go:noescape
 func siluAVX2(dst []float32, x []float32)
 
 // siluMulAVX2 is dst = gate / (1 + e^-gate) * up.
+// Reference: siluMulGeneric in elem_generic.go.
 //
 //go:noescape
 func siluMulAVX2(dst []float32, gate []float32, up []float32)
 
 // sigmoidMulAVX2 is dst = x * (1 / (1 + e^-gate)).
+// Reference: sigmoidMulGeneric in elem_generic.go.
 //
 //go:noescape
 func sigmoidMulAVX2(dst []float32, x []float32, gate []float32)
 
 // geluMulAVX2 is dst = gelu(gate) * up, tanh form.
+// Reference: geluMulGeneric in elem_generic.go.
 //
 //go:noescape
 func geluMulAVX2(dst []float32, gate []float32, up []float32)
 
 // softcapAVX2 is dst = s * tanh(x / s).
+// Reference: softcapGeneric in elem_generic.go.
 //
 //go:noescape
 func softcapAVX2(dst []float32, x []float32, s float32)
 
 // dotAVX2 returns the sum of a*b.
+// Reference: dotGeneric in reduce.go.
 //
 //go:noescape
 func dotAVX2(a []float32, b []float32) float32
 
 // sumSquaresAVX2 returns the sum of x*x in float64.
+// Reference: sumSquaresGeneric in norm.go.
 //
 //go:noescape
 func sumSquaresAVX2(x []float32) float64
 
 // expSumAVX2 replaces x by e^(x-m) and returns the sum in float64.
+// Reference: expSumGeneric in reduce.go.
 //
 //go:noescape
 func expSumAVX2(x []float32, m float32) float64
 
 // weightSumAVX2 is weight.Sum.
+// Reference: Sum in package weight.
 //
 //go:noescape
 func weightSumAVX2(x []float32, top float32) uint64
 
 // maximumAVX2 returns the largest value that is not NaN, or -Inf.
+// Reference: maximumGeneric in reduce.go.
 //
 //go:noescape
 func maximumAVX2(x []float32) float32
 
 // indexOfAVX2 returns the first index of v, or -1.
+// Reference: indexOfGeneric in reduce.go.
 //
 //go:noescape
 func indexOfAVX2(x []float32, v float32) int
 
 // loadF16AVX2 widens n values; n is a multiple of 8.
+// Reference: loadF16Generic in convert.go.
 //
 //go:noescape
 func loadF16AVX2(dst *float32, src *byte, n int)
 
 // loadBF16AVX2 widens n values; n is a multiple of 8.
+// Reference: loadBF16Generic in convert.go.
 //
 //go:noescape
 func loadBF16AVX2(dst *float32, src *byte, n int)
 
 // storeF16AVX2 narrows n values, rounding to nearest even; n is a multiple of the lanes.
+// Reference: storeF16Generic in convert.go.
 //
 //go:noescape
 func storeF16AVX2(dst *byte, src *float32, n int)
 
 // loadQ80AVX2 widens the values, a multiple of 32.
+// Reference: DecodeKV in quant/kv.go.
 //
 //go:noescape
 func loadQ80AVX2(dst []float32, src []byte)
 
 // storeQ80AVX2 quantises finite values, a multiple of 32.
+// Reference: storeQ80Generic in convert.go.
 //
 //go:noescape
 func storeQ80AVX2(dst []byte, src []float32)
 
 // loadQ40AVX2 widens the values, a multiple of 32.
+// Reference: DecodeKV in quant/kv.go.
 //
 //go:noescape
 func loadQ40AVX2(dst []float32, src []byte)
 
 // loadQ41AVX2 widens the values, a multiple of 32.
+// Reference: DecodeKV in quant/kv.go.
 //
 //go:noescape
 func loadQ41AVX2(dst []float32, src []byte)
 
 // loadTurbo3AVX2 widens the values, a multiple of 128.
+// Reference: DecodeKV in quant/kv.go.
 //
 //go:noescape
 func loadTurbo3AVX2(dst []float32, src []byte, codes *[16]float32)
 
 // loadTurbo4AVX2 widens the values, a multiple of 128.
+// Reference: DecodeKV in quant/kv.go.
 //
 //go:noescape
 func loadTurbo4AVX2(dst []float32, src []byte, codes *[16]float32)
 
 // rotateAVX2 turns the pairs (a[i], b[i]): a = a cos - b sin, b = a sin + b cos.
+// Reference: rotateGeneric in rope.go.
 //
 //go:noescape
 func rotateAVX2(a []float32, b []float32, cos []float32, sin []float32)
 
 // conv4AVX2 computes n channels, a multiple of the lanes: dst = silu(w0 t0 + w1 t1 + w2 t2 + w3 t3).
+// Reference: convSiluGeneric in conv.go.
 //
 //go:noescape
 func conv4AVX2(dst *float32, w *float32, t0 *float32, t1 *float32, t2 *float32, t3 *float32, n int)
 
 // matF32x1AVX2 multiplies tiles of four F32 rows with 1 columns and moves its arguments on.
+// Reference: matRowsGeneric in matmul.go.
 //
 //go:noescape
 func matF32x1AVX2(a *byte)
 
 // matF32x2AVX2 multiplies tiles of four F32 rows with 2 columns and moves its arguments on.
+// Reference: matRowsGeneric in matmul.go.
 //
 //go:noescape
 func matF32x2AVX2(a *byte)
 
 // matF32x3AVX2 multiplies tiles of four F32 rows with 3 columns and moves its arguments on.
+// Reference: matRowsGeneric in matmul.go.
 //
 //go:noescape
 func matF32x3AVX2(a *byte)
 
 // matF16x1AVX2 multiplies tiles of four F16 rows with 1 columns and moves its arguments on. k is a multiple of 8.
+// Reference: matRowsGeneric in matmul.go.
 //
 //go:noescape
 func matF16x1AVX2(a *byte)
 
 // matF16x2AVX2 multiplies tiles of four F16 rows with 2 columns and moves its arguments on. k is a multiple of 8.
+// Reference: matRowsGeneric in matmul.go.
 //
 //go:noescape
 func matF16x2AVX2(a *byte)
 
 // matF16x3AVX2 multiplies tiles of four F16 rows with 3 columns and moves its arguments on. k is a multiple of 8.
+// Reference: matRowsGeneric in matmul.go.
 //
 //go:noescape
 func matF16x3AVX2(a *byte)
 
 // matBF16x1AVX2 multiplies tiles of four BF16 rows with 1 columns and moves its arguments on. k is a multiple of 8.
+// Reference: matRowsGeneric in matmul.go.
 //
 //go:noescape
 func matBF16x1AVX2(a *byte)
 
 // matBF16x2AVX2 multiplies tiles of four BF16 rows with 2 columns and moves its arguments on. k is a multiple of 8.
+// Reference: matRowsGeneric in matmul.go.
 //
 //go:noescape
 func matBF16x2AVX2(a *byte)
 
 // matBF16x3AVX2 multiplies tiles of four BF16 rows with 3 columns and moves its arguments on. k is a multiple of 8.
+// Reference: matRowsGeneric in matmul.go.
 //
 //go:noescape
 func matBF16x3AVX2(a *byte)
 
 // matTilex1AVX2 multiplies tiles of four F32 rows with 1 columns and moves its arguments on.
+// Reference: matRowsGeneric in matmul.go.
 //
 //go:noescape
 func matTilex1AVX2(a *byte)
 
 // matTilex2AVX2 multiplies tiles of four F32 rows with 2 columns and moves its arguments on.
+// Reference: matRowsGeneric in matmul.go.
 //
 //go:noescape
 func matTilex2AVX2(a *byte)
 
 // matTilex3AVX2 multiplies tiles of four F32 rows with 3 columns and moves its arguments on.
+// Reference: matRowsGeneric in matmul.go.
 //
 //go:noescape
 func matTilex3AVX2(a *byte)
 
 // accumF32x1AVX2 adds the weighted rows of 32 columns for 1 queries.
+// Reference: accumRowsGeneric in matmul.go.
 //
 //go:noescape
 func accumF32x1AVX2(a *byte)
 
 // accumF32x2AVX2 adds the weighted rows of 32 columns for 2 queries.
+// Reference: accumRowsGeneric in matmul.go.
 //
 //go:noescape
 func accumF32x2AVX2(a *byte)
 
 // accumF32x3AVX2 adds the weighted rows of 32 columns for 3 queries.
+// Reference: accumRowsGeneric in matmul.go.
 //
 //go:noescape
 func accumF32x3AVX2(a *byte)
 
 // accumF32OneAVX2 adds the weighted rows of up to one vector of columns.
+// Reference: accumRowsGeneric in matmul.go.
 //
 //go:noescape
 func accumF32OneAVX2(a *byte)
 
 // accumF16x1AVX2 adds the weighted rows of 32 columns for 1 queries.
+// Reference: accumRowsGeneric in matmul.go.
 //
 //go:noescape
 func accumF16x1AVX2(a *byte)
 
 // accumF16x2AVX2 adds the weighted rows of 32 columns for 2 queries.
+// Reference: accumRowsGeneric in matmul.go.
 //
 //go:noescape
 func accumF16x2AVX2(a *byte)
 
 // accumF16x3AVX2 adds the weighted rows of 32 columns for 3 queries.
+// Reference: accumRowsGeneric in matmul.go.
 //
 //go:noescape
 func accumF16x3AVX2(a *byte)
 
 // accumF16OneAVX2 adds the weighted rows of one vector of columns.
+// Reference: accumRowsGeneric in matmul.go.
 //
 //go:noescape
 func accumF16OneAVX2(a *byte)
 
 // deltaChainAVX2 runs n tokens on one tile of the state, or on half of it. n is at least 1, dk a multiple of 4.
+// Reference: deltaChainGeneric in delta.go.
 //
 //go:noescape
 func deltaChainAVX2(tok *byte, n int, src *float32, dst *float32, dk int, off int, last bool)
 
 // addAVX512 is dst = a + b.
+// Reference: addGeneric in elem_generic.go.
 //
 //go:noescape
 func addAVX512(dst []float32, a []float32, b []float32)
 
 // scaleAVX512 is dst = s * a.
+// Reference: scaleGeneric in elem_generic.go.
 //
 //go:noescape
 func scaleAVX512(dst []float32, a []float32, s float32)
 
 // scaleMulAVX512 is dst = (s * x) * w.
+// Reference: scaleMulGeneric in norm.go.
 //
 //go:noescape
 func scaleMulAVX512(dst []float32, x []float32, w []float32, s float32)
 
 // axpyAVX512 is dst = s * x + y, fused.
+// Reference: axpyGeneric in elem_generic.go.
 //
 //go:noescape
 func axpyAVX512(dst []float32, x []float32, y []float32, s float32)
 
 // sigmoidAVX512 is dst = 1 / (1 + e^-x).
+// Reference: sigmoidGeneric in elem_generic.go.
 //
 //go:noescape
 func sigmoidAVX512(dst []float32, x []float32)
 
 // siluAVX512 is dst = x / (1 + e^-x).
+// Reference: siluGeneric in elem_generic.go.
 //
 //go:noescape
 func siluAVX512(dst []float32, x []float32)
 
 // siluMulAVX512 is dst = gate / (1 + e^-gate) * up.
+// Reference: siluMulGeneric in elem_generic.go.
 //
 //go:noescape
 func siluMulAVX512(dst []float32, gate []float32, up []float32)
 
 // sigmoidMulAVX512 is dst = x * (1 / (1 + e^-gate)).
+// Reference: sigmoidMulGeneric in elem_generic.go.
 //
 //go:noescape
 func sigmoidMulAVX512(dst []float32, x []float32, gate []float32)
 
 // geluMulAVX512 is dst = gelu(gate) * up, tanh form.
+// Reference: geluMulGeneric in elem_generic.go.
 //
 //go:noescape
 func geluMulAVX512(dst []float32, gate []float32, up []float32)
 
 // softcapAVX512 is dst = s * tanh(x / s).
+// Reference: softcapGeneric in elem_generic.go.
 //
 //go:noescape
 func softcapAVX512(dst []float32, x []float32, s float32)
 
 // dotAVX512 returns the sum of a*b.
+// Reference: dotGeneric in reduce.go.
 //
 //go:noescape
 func dotAVX512(a []float32, b []float32) float32
 
 // sumSquaresAVX512 returns the sum of x*x in float64.
+// Reference: sumSquaresGeneric in norm.go.
 //
 //go:noescape
 func sumSquaresAVX512(x []float32) float64
 
 // expSumAVX512 replaces x by e^(x-m) and returns the sum in float64.
+// Reference: expSumGeneric in reduce.go.
 //
 //go:noescape
 func expSumAVX512(x []float32, m float32) float64
 
 // weightSumAVX512 is weight.Sum.
+// Reference: Sum in package weight.
 //
 //go:noescape
 func weightSumAVX512(x []float32, top float32) uint64
 
 // maximumAVX512 returns the largest value that is not NaN, or -Inf.
+// Reference: maximumGeneric in reduce.go.
 //
 //go:noescape
 func maximumAVX512(x []float32) float32
 
 // indexOfAVX512 returns the first index of v, or -1.
+// Reference: indexOfGeneric in reduce.go.
 //
 //go:noescape
 func indexOfAVX512(x []float32, v float32) int
 
 // loadF16AVX512 widens n values; n is any number.
+// Reference: loadF16Generic in convert.go.
 //
 //go:noescape
 func loadF16AVX512(dst *float32, src *byte, n int)
 
 // loadBF16AVX512 widens n values; n is any number.
+// Reference: loadBF16Generic in convert.go.
 //
 //go:noescape
 func loadBF16AVX512(dst *float32, src *byte, n int)
 
 // storeF16AVX512 narrows n values, rounding to nearest even; n is a multiple of the lanes.
+// Reference: storeF16Generic in convert.go.
 //
 //go:noescape
 func storeF16AVX512(dst *byte, src *float32, n int)
 
 // loadQ80AVX512 widens the values, a multiple of 32.
+// Reference: DecodeKV in quant/kv.go.
 //
 //go:noescape
 func loadQ80AVX512(dst []float32, src []byte)
 
 // storeQ80AVX512 quantises finite values, a multiple of 32.
+// Reference: storeQ80Generic in convert.go.
 //
 //go:noescape
 func storeQ80AVX512(dst []byte, src []float32)
 
 // loadQ40AVX512 widens the values, a multiple of 32.
+// Reference: DecodeKV in quant/kv.go.
 //
 //go:noescape
 func loadQ40AVX512(dst []float32, src []byte)
 
 // loadQ41AVX512 widens the values, a multiple of 32.
+// Reference: DecodeKV in quant/kv.go.
 //
 //go:noescape
 func loadQ41AVX512(dst []float32, src []byte)
 
 // loadTurbo3AVX512 widens the values, a multiple of 128.
+// Reference: DecodeKV in quant/kv.go.
 //
 //go:noescape
 func loadTurbo3AVX512(dst []float32, src []byte, codes *[16]float32)
 
 // loadTurbo4AVX512 widens the values, a multiple of 128.
+// Reference: DecodeKV in quant/kv.go.
 //
 //go:noescape
 func loadTurbo4AVX512(dst []float32, src []byte, codes *[16]float32)
 
 // rotateAVX512 turns the pairs (a[i], b[i]): a = a cos - b sin, b = a sin + b cos.
+// Reference: rotateGeneric in rope.go.
 //
 //go:noescape
 func rotateAVX512(a []float32, b []float32, cos []float32, sin []float32)
 
 // conv4AVX512 computes n channels, a multiple of the lanes: dst = silu(w0 t0 + w1 t1 + w2 t2 + w3 t3).
+// Reference: convSiluGeneric in conv.go.
 //
 //go:noescape
 func conv4AVX512(dst *float32, w *float32, t0 *float32, t1 *float32, t2 *float32, t3 *float32, n int)
 
 // matF32x1AVX512 multiplies tiles of four F32 rows with 1 columns and moves its arguments on.
+// Reference: matRowsGeneric in matmul.go.
 //
 //go:noescape
 func matF32x1AVX512(a *byte)
 
 // matF32x2AVX512 multiplies tiles of four F32 rows with 2 columns and moves its arguments on.
+// Reference: matRowsGeneric in matmul.go.
 //
 //go:noescape
 func matF32x2AVX512(a *byte)
 
 // matF32x3AVX512 multiplies tiles of four F32 rows with 3 columns and moves its arguments on.
+// Reference: matRowsGeneric in matmul.go.
 //
 //go:noescape
 func matF32x3AVX512(a *byte)
 
 // matF32x4AVX512 multiplies tiles of four F32 rows with 4 columns and moves its arguments on.
+// Reference: matRowsGeneric in matmul.go.
 //
 //go:noescape
 func matF32x4AVX512(a *byte)
 
 // matF32x5AVX512 multiplies tiles of four F32 rows with 5 columns and moves its arguments on.
+// Reference: matRowsGeneric in matmul.go.
 //
 //go:noescape
 func matF32x5AVX512(a *byte)
 
 // matF32x6AVX512 multiplies tiles of four F32 rows with 6 columns and moves its arguments on.
+// Reference: matRowsGeneric in matmul.go.
 //
 //go:noescape
 func matF32x6AVX512(a *byte)
 
 // matF16x1AVX512 multiplies tiles of four F16 rows with 1 columns and moves its arguments on.
+// Reference: matRowsGeneric in matmul.go.
 //
 //go:noescape
 func matF16x1AVX512(a *byte)
 
 // matF16x2AVX512 multiplies tiles of four F16 rows with 2 columns and moves its arguments on.
+// Reference: matRowsGeneric in matmul.go.
 //
 //go:noescape
 func matF16x2AVX512(a *byte)
 
 // matF16x3AVX512 multiplies tiles of four F16 rows with 3 columns and moves its arguments on.
+// Reference: matRowsGeneric in matmul.go.
 //
 //go:noescape
 func matF16x3AVX512(a *byte)
 
 // matF16x4AVX512 multiplies tiles of four F16 rows with 4 columns and moves its arguments on.
+// Reference: matRowsGeneric in matmul.go.
 //
 //go:noescape
 func matF16x4AVX512(a *byte)
 
 // matF16x5AVX512 multiplies tiles of four F16 rows with 5 columns and moves its arguments on.
+// Reference: matRowsGeneric in matmul.go.
 //
 //go:noescape
 func matF16x5AVX512(a *byte)
 
 // matF16x6AVX512 multiplies tiles of four F16 rows with 6 columns and moves its arguments on.
+// Reference: matRowsGeneric in matmul.go.
 //
 //go:noescape
 func matF16x6AVX512(a *byte)
 
 // matBF16x1AVX512 multiplies tiles of four BF16 rows with 1 columns and moves its arguments on.
+// Reference: matRowsGeneric in matmul.go.
 //
 //go:noescape
 func matBF16x1AVX512(a *byte)
 
 // matBF16x2AVX512 multiplies tiles of four BF16 rows with 2 columns and moves its arguments on.
+// Reference: matRowsGeneric in matmul.go.
 //
 //go:noescape
 func matBF16x2AVX512(a *byte)
 
 // matBF16x3AVX512 multiplies tiles of four BF16 rows with 3 columns and moves its arguments on.
+// Reference: matRowsGeneric in matmul.go.
 //
 //go:noescape
 func matBF16x3AVX512(a *byte)
 
 // matBF16x4AVX512 multiplies tiles of four BF16 rows with 4 columns and moves its arguments on.
+// Reference: matRowsGeneric in matmul.go.
 //
 //go:noescape
 func matBF16x4AVX512(a *byte)
 
 // matBF16x5AVX512 multiplies tiles of four BF16 rows with 5 columns and moves its arguments on.
+// Reference: matRowsGeneric in matmul.go.
 //
 //go:noescape
 func matBF16x5AVX512(a *byte)
 
 // matBF16x6AVX512 multiplies tiles of four BF16 rows with 6 columns and moves its arguments on.
+// Reference: matRowsGeneric in matmul.go.
 //
 //go:noescape
 func matBF16x6AVX512(a *byte)
 
 // matTilex1AVX512 multiplies tiles of four F32 rows with 1 columns and moves its arguments on.
+// Reference: matRowsGeneric in matmul.go.
 //
 //go:noescape
 func matTilex1AVX512(a *byte)
 
 // matTilex2AVX512 multiplies tiles of four F32 rows with 2 columns and moves its arguments on.
+// Reference: matRowsGeneric in matmul.go.
 //
 //go:noescape
 func matTilex2AVX512(a *byte)
 
 // matTilex3AVX512 multiplies tiles of four F32 rows with 3 columns and moves its arguments on.
+// Reference: matRowsGeneric in matmul.go.
 //
 //go:noescape
 func matTilex3AVX512(a *byte)
 
 // matTilex4AVX512 multiplies tiles of four F32 rows with 4 columns and moves its arguments on.
+// Reference: matRowsGeneric in matmul.go.
 //
 //go:noescape
 func matTilex4AVX512(a *byte)
 
 // matTilex5AVX512 multiplies tiles of four F32 rows with 5 columns and moves its arguments on.
+// Reference: matRowsGeneric in matmul.go.
 //
 //go:noescape
 func matTilex5AVX512(a *byte)
 
 // matTilex6AVX512 multiplies tiles of four F32 rows with 6 columns and moves its arguments on.
+// Reference: matRowsGeneric in matmul.go.
 //
 //go:noescape
 func matTilex6AVX512(a *byte)
 
 // accumF32x1AVX512 adds the weighted rows of 64 columns for 1 queries.
+// Reference: accumRowsGeneric in matmul.go.
 //
 //go:noescape
 func accumF32x1AVX512(a *byte)
 
 // accumF32x2AVX512 adds the weighted rows of 64 columns for 2 queries.
+// Reference: accumRowsGeneric in matmul.go.
 //
 //go:noescape
 func accumF32x2AVX512(a *byte)
 
 // accumF32x3AVX512 adds the weighted rows of 64 columns for 3 queries.
+// Reference: accumRowsGeneric in matmul.go.
 //
 //go:noescape
 func accumF32x3AVX512(a *byte)
 
 // accumF32x4AVX512 adds the weighted rows of 64 columns for 4 queries.
+// Reference: accumRowsGeneric in matmul.go.
 //
 //go:noescape
 func accumF32x4AVX512(a *byte)
 
 // accumF32x5AVX512 adds the weighted rows of 64 columns for 5 queries.
+// Reference: accumRowsGeneric in matmul.go.
 //
 //go:noescape
 func accumF32x5AVX512(a *byte)
 
 // accumF32x6AVX512 adds the weighted rows of 64 columns for 6 queries.
+// Reference: accumRowsGeneric in matmul.go.
 //
 //go:noescape
 func accumF32x6AVX512(a *byte)
 
 // accumF32OneAVX512 adds the weighted rows of up to one vector of columns.
+// Reference: accumRowsGeneric in matmul.go.
 //
 //go:noescape
 func accumF32OneAVX512(a *byte)
 
 // accumF16x1AVX512 adds the weighted rows of 64 columns for 1 queries.
+// Reference: accumRowsGeneric in matmul.go.
 //
 //go:noescape
 func accumF16x1AVX512(a *byte)
 
 // accumF16x2AVX512 adds the weighted rows of 64 columns for 2 queries.
+// Reference: accumRowsGeneric in matmul.go.
 //
 //go:noescape
 func accumF16x2AVX512(a *byte)
 
 // accumF16x3AVX512 adds the weighted rows of 64 columns for 3 queries.
+// Reference: accumRowsGeneric in matmul.go.
 //
 //go:noescape
 func accumF16x3AVX512(a *byte)
 
 // accumF16x4AVX512 adds the weighted rows of 64 columns for 4 queries.
+// Reference: accumRowsGeneric in matmul.go.
 //
 //go:noescape
 func accumF16x4AVX512(a *byte)
 
 // accumF16x5AVX512 adds the weighted rows of 64 columns for 5 queries.
+// Reference: accumRowsGeneric in matmul.go.
 //
 //go:noescape
 func accumF16x5AVX512(a *byte)
 
 // accumF16x6AVX512 adds the weighted rows of 64 columns for 6 queries.
+// Reference: accumRowsGeneric in matmul.go.
 //
 //go:noescape
 func accumF16x6AVX512(a *byte)
 
 // accumF16OneAVX512 adds the weighted rows of up to one vector of columns.
+// Reference: accumRowsGeneric in matmul.go.
 //
 //go:noescape
 func accumF16OneAVX512(a *byte)
 
 // deltaChainAVX512 runs n tokens on one tile of the state, or on half of it. n is at least 1, dk a multiple of 4.
+// Reference: deltaChainGeneric in delta.go.
 //
 //go:noescape
 func deltaChainAVX512(tok *byte, n int, src *float32, dst *float32, dk int, off int, last bool)

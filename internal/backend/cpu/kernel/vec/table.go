@@ -38,7 +38,9 @@ type table struct {
 var generic = table{
 	axpyGeneric, addGeneric, scaleGeneric, scaleMulGeneric, sigmoidGeneric, siluGeneric, siluMulGeneric, geluMulGeneric,
 	sigmoidMulGeneric, softcapGeneric, sumSquaresGeneric, dotGeneric, maximumGeneric, indexOfGeneric, expSumGeneric,
-	weight.Sum, rotateGeneric, loadQ80Generic, storeQ80Generic,
+	weight.Sum, rotateGeneric,
+	func(dst []float32, src []byte) { quant.DecodeKV(quant.Q8_0, dst, src) },
+	storeQ80Generic,
 	func(dst []float32, src []byte) { quant.DecodeKV(quant.Q4_0, dst, src) },
 	func(dst []float32, src []byte) { quant.DecodeKV(quant.Q4_1, dst, src) },
 	func(dst []float32, src []byte, _ *[16]float32) { quant.DecodeKV(quant.Turbo3, dst, src) },

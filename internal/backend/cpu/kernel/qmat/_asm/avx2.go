@@ -110,7 +110,7 @@ func microAVX2(f form, vnni bool) {
 	groups := k.sub / 4
 	TEXT(name, NOSPLIT, "func(p *byte, x *byte, n int, y *float32, yStep int, iters int)")
 	Doc(fmt.Sprintf("%s adds a panel times n columns to y, whose columns are yStep bytes apart.", name),
-		fmt.Sprintf("iters counts %d values. Needs %s.", map[int]int{32: 32, 16: 128}[k.sub], needs))
+		fmt.Sprintf("iters counts %d values. Needs %s.", map[int]int{32: 32, 16: 128}[k.sub], needs), refMul)
 	Pragma("noescape")
 	p := Load(Param("p"), GP64())
 	x := Load(Param("x"), GP64())
@@ -291,12 +291,7 @@ func dotVEX(b, w, acc VecPhysical) {
 
 // format2 is a format as AVX2 decodes it, eight rows at a time.
 type format2 struct {
-	name   string
-	kind   kind
-	length int // values per block of the file
-	bytes  int
-	chunk  int // values per call of emit
-	step   int // bytes the rows advance per call of emit
+	shape
 	ticks  int // calls of tick per call of emit, if it does not transpose
 	unroll bool
 	header func(e *env2)
@@ -304,23 +299,20 @@ type format2 struct {
 }
 
 var formats2 = []*format2{
-	{name: "Q4K", kind: min32, length: 256, bytes: 144, chunk: 64, step: 32, header: func(e *env2) { e.scales4K() },
-		emit: emit2Q4K},
-	{name: "Q5K", kind: min32, length: 256, bytes: 176, chunk: 64, step: 0, unroll: true,
-		header: func(e *env2) { e.scales4K() }, emit: emit2Q5K},
-	{name: "Q6K", kind: off16, length: 256, bytes: 210, chunk: 128, step: 0, unroll: true, header: header2Q6K,
-		emit: emit2Q6K},
-	{name: "Q80", kind: off32, length: 32, bytes: 34, chunk: 32, step: 34, emit: emit2Q80},
-	{name: "Q40", kind: off32, length: 32, bytes: 18, chunk: 32, step: 18, emit: emit2Q40},
-	{name: "Q41", kind: min32, length: 32, bytes: 20, chunk: 32, step: 20, emit: emit2Q41},
-	{name: "Q50", kind: off32, length: 32, bytes: 22, chunk: 32, step: 22, emit: emit2Q50},
-	{name: "Q51", kind: min32, length: 32, bytes: 24, chunk: 32, step: 24, emit: emit2Q51},
-	{name: "Q2K", kind: min16, length: 256, bytes: 84, chunk: 128, unroll: true, header: header2Q2K, emit: emit2Q2K},
-	{name: "Q3K", kind: off16, length: 256, bytes: 110, chunk: 128, unroll: true, header: header2Q3K, emit: emit2Q3K},
-	{name: "MXFP4", kind: off32, length: 32, bytes: 17, chunk: 32, step: 17, emit: emit2MXFP4},
-	{name: "NVFP4", kind: off16, length: 64, bytes: 36, chunk: 64, step: 36, emit: emit2NVFP4},
-	{name: "IQ4NL", kind: off32, length: 32, bytes: 18, chunk: 32, step: 18, emit: emit2IQ4NL},
-	{name: "IQ4XS", kind: off32, length: 256, bytes: 136, chunk: 32, step: 16, header: header2IQ4XS, emit: emit2IQ4XS},
+	{shape: q4k, header: header24K, emit: emit2Q4K},
+	{shape: q5k, unroll: true, header: header24K, emit: emit2Q5K},
+	{shape: q6k, unroll: true, header: header2Q6K, emit: emit2Q6K},
+	{shape: q80, emit: emit2Q80},
+	{shape: q40, emit: emit2Q40},
+	{shape: q41, emit: emit2Q41},
+	{shape: q50, emit: emit2Q50},
+	{shape: q51, emit: emit2Q51},
+	{shape: q2k, unroll: true, header: header2Q2K, emit: emit2Q2K},
+	{shape: q3k, unroll: true, header: header2Q3K, emit: emit2Q3K},
+	{shape: mxfp4, emit: emit2MXFP4},
+	{shape: nvfp4, emit: emit2NVFP4},
+	{shape: iq4nl, emit: emit2IQ4NL},
+	{shape: iq4xs, header: header2IQ4XS, emit: emit2IQ4XS},
 }
 
 // env2 is what a format sees of its decoder. All addresses are those of eight rows.
@@ -410,6 +402,14 @@ func (e *env2) vec(sub, g int, v VecVirtual)  { VMOVDQU(v, mem(e.pq, (sub*e.k.su
 func (e *env2) scale(sub int, v VecVirtual)   { VMOVUPS(v, mem(e.ps, 64*sub)) }
 func (e *env2) min(sub int, v VecVirtual)     { VMOVUPS(v, mem(e.ps, panelMin-panelScale+64*sub)) }
 func (e *env2) and(v uint32, a, b VecVirtual) { VPAND(wide(v), a, b) }
+func (e *env2) orAnd(v uint32, a, b VecVirtual) {
+	VPAND(wide(v), a, a)
+	VPOR(a, b, b)
+}
+func (e *env2) minus(v uint32, a, b VecVirtual) { VPSUBD(wide(v), a, b) }
+func (e *env2) move(a, b VecVirtual)            { VMOVDQA(a, b) }
+func (e *env2) reg() VecVirtual                 { return YMM() }
+func (e *env2) blockScale(i int, v VecVirtual)  { e.scale(i, v) }
 func (e *env2) nib(v VecVirtual) (lo, hi VecVirtual) {
 	lo, hi = YMM(), YMM()
 	e.and(m0f, v, lo)
@@ -430,7 +430,7 @@ func decodeAVX2(f *format2) {
 	}
 	Doc(fmt.Sprintf("%s unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches %d "+
 		"bytes at pf (pfStep is not used). %s", name, 2*bytes, doc),
-		"Needs AVX2 and F16C.")
+		"Needs AVX2 and F16C.", refDecode)
 	Pragma("noescape")
 	e := &env2{k: f.kind, p: GP64(), pq: GP64(), ps: GP64()}
 	p := Load(Param("p"), e.p.(GPVirtual))
@@ -487,23 +487,16 @@ func decodeAVX2(f *format2) {
 	RET()
 }
 
-// byte extracts byte j of every dword.
-func (e *env2) byte(v VecVirtual, j int) VecVirtual {
-	z := YMM()
-	switch j {
-	case 0:
-		e.and(mff, v, z)
-	case 3:
-		VPSRLD(U8(24), v, z)
-	default:
-		VPSRLD(U8(8*j), v, z)
-		e.and(mff, z, z)
-	}
+// times is byte j of every dword times d.
+func (e *env2) times(v VecVirtual, j int, d VecVirtual) VecVirtual {
+	z := byteOf(e, v, j)
+	VCVTDQ2PS(z, z)
+	VMULPS(d, z, z)
 	return z
 }
 
-// scales4K decodes the header of Q4_K and Q5_K.
-func (e *env2) scales4K() {
+// header24K decodes the header of Q4_K and Q5_K.
+func header24K(e *env2) {
 	h := e.transpose(0)
 	dm, d := e.high(h[0]), e.low(h[0])
 	VPXOR(wide(signBit), dm, dm)
@@ -517,17 +510,10 @@ func (e *env2) scales4K() {
 	VPSRLD(U8(2), h[2], mn[1])
 	e.and(m30, mn[1], mn[1])
 	VPSRLD(U8(4), h[3], t)
-	e.and(m0f, t, t)
-	VPOR(t, mn[1], mn[1])
+	e.orAnd(m0f, t, mn[1])
 	for j := range 8 {
-		v := e.byte(sc[j/4], j%4)
-		VCVTDQ2PS(v, v)
-		VMULPS(d, v, v)
-		e.scale(j, v)
-		v = e.byte(mn[j/4], j%4)
-		VCVTDQ2PS(v, v)
-		VMULPS(dm, v, v)
-		e.min(j, v)
+		e.scale(j, e.times(sc[j/4], j%4, d))
+		e.min(j, e.times(mn[j/4], j%4, dm))
 	}
 }
 
@@ -547,46 +533,19 @@ func emit2Q5K(e *env2, c int) {
 		for i, v := range e.transpose(48 + 32*c + 16*h) {
 			lo, hi := e.nib(v)
 			t := YMM()
-			shift(4-2*c, qh[i], t)
-			e.and(m10, t, t)
-			VPOR(t, lo, lo)
-			shift(3-2*c, qh[i], t)
-			e.and(m10, t, t)
-			VPOR(t, hi, hi)
+			shift(e, 4-2*c, qh[i], t)
+			e.orAnd(m10, t, lo)
+			shift(e, 3-2*c, qh[i], t)
+			e.orAnd(m10, t, hi)
 			e.vec(0, 4*h+i, lo)
 			e.vec(1, 4*h+i, hi)
 		}
 	}
 }
 
-// shift moves dwords left, or right when n is negative.
-func shift(n int, a, b VecVirtual) {
-	switch {
-	case n > 0:
-		VPSLLD(U8(n), a, b)
-	case n < 0:
-		VPSRLD(U8(-n), a, b)
-	default:
-		VMOVDQA(a, b)
-	}
-}
-
 func header2Q6K(e *env2) {
 	d := e.halves(208)
-	for i, v := range e.transpose(192) {
-		for j := range 4 {
-			t := YMM()
-			if j == 3 {
-				VPSRAD(U8(24), v, t)
-			} else {
-				VPSLLD(U8(24-8*j), v, t)
-				VPSRAD(U8(24), t, t)
-			}
-			VCVTDQ2PS(t, t)
-			VMULPS(d, t, t)
-			e.scale(4*i+j, t)
-		}
-	}
+	scalesQ6K(e, d)
 }
 
 func emit2Q6K(e *env2, c int) {
@@ -596,12 +555,10 @@ func emit2Q6K(e *env2, c int) {
 			for i, v := range e.transpose(64*c + 32*t + 16*l) {
 				lo, hi := e.nib(v)
 				h := YMM()
-				shift(4-2*t, qh[i], h)
-				e.and(m30, h, h)
-				VPOR(h, lo, lo)
-				shift(-2*t, qh[i], h)
-				e.and(m30, h, h)
-				VPOR(h, hi, hi)
+				shift(e, 4-2*t, qh[i], h)
+				e.orAnd(m30, h, lo)
+				shift(e, -2*t, qh[i], h)
+				e.orAnd(m30, h, hi)
 				e.vec(2*t+l, i, lo)
 				e.vec(4+2*t+l, i, hi)
 			}
@@ -662,11 +619,10 @@ func header2IQ4XS(e *env2) {
 	VPSRLD(U8(16), h[0], hi)
 	for j := range 8 {
 		lo, t := YMM(), YMM()
-		shift(-4*j, h[1], lo)
+		shift(e, -4*j, h[1], lo)
 		e.and(15, lo, lo)
-		shift(4-2*j, hi, t)
-		e.and(0x30, t, t)
-		VPOR(t, lo, lo)
+		shift(e, 4-2*j, hi, t)
+		e.orAnd(0x30, t, lo)
 		VPSUBD(wide(32), lo, lo)
 		VCVTDQ2PS(lo, lo)
 		VMULPS(d, lo, lo)
@@ -700,8 +656,7 @@ func (e *env2) fifth(off int, qh VecVirtual) {
 		VMOVDQU(wide([]uint32{bits0, bits1}[g%2]), b)
 		VPAND(b, t, t)
 		VPCMPEQB(b, t, t)
-		e.and(m10, t, t)
-		VPOR(t, v, v)
+		e.orAnd(m10, t, v)
 	}
 	for i, v := range e.transpose(off) {
 		lo, hi := e.nib(v)
@@ -731,14 +686,8 @@ func header2Q2K(e *env2) {
 	for i, v := range e.transpose(0) {
 		sc, mn := e.nib(v)
 		for j := range 4 {
-			z := e.byte(sc, j)
-			VCVTDQ2PS(z, z)
-			VMULPS(d, z, z)
-			e.scale(4*i+j, z)
-			z = e.byte(mn, j)
-			VCVTDQ2PS(z, z)
-			VMULPS(dm, z, z)
-			e.min(4*i+j, z)
+			e.scale(4*i+j, e.times(sc, j, d))
+			e.min(4*i+j, e.times(mn, j, dm))
 		}
 	}
 }
@@ -748,7 +697,7 @@ func emit2Q2K(e *env2, c int) {
 		for i, v := range e.transpose(16 + 32*c + 16*l) {
 			for s := range 4 {
 				z := YMM()
-				shift(-2*s, v, z)
+				shift(e, -2*s, v, z)
 				e.and(m03, z, z)
 				e.vec(2*s+l, i, z)
 			}
@@ -759,21 +708,7 @@ func emit2Q2K(e *env2, c int) {
 func header2Q3K(e *env2) {
 	a, b, c, d := e.dwords(96), e.dwords(100), e.dwords(104), e.halves(108)
 	VMULPS(wide(eighth), d, d)
-	for i := range 4 {
-		lo, hi := YMM(), YMM()
-		shift(-4*(i/2), []VecVirtual{a, b}[i%2], lo)
-		e.and(m0f, lo, lo)
-		shift(4-2*i, c, hi)
-		e.and(m30, hi, hi)
-		VPOR(hi, lo, lo)
-		for j := range 4 {
-			z := e.byte(lo, j)
-			VPSUBD(wide(32), z, z)
-			VCVTDQ2PS(z, z)
-			VMULPS(d, z, z)
-			e.scale(4*i+j, z)
-		}
-	}
+	scalesQ3K(e, a, b, c, d)
 }
 
 func emit2Q3K(e *env2, c int) {
@@ -782,11 +717,10 @@ func emit2Q3K(e *env2, c int) {
 		for i, v := range e.transpose(32 + 32*c + 16*l) {
 			for s := range 4 {
 				z, h := YMM(), YMM()
-				shift(3-2*s, v, z)
+				shift(e, 3-2*s, v, z)
 				e.and(m18, z, z)
-				shift(5-4*c-s, hm[i], h)
-				e.and(m20, h, h)
-				VPOR(h, z, z)
+				shift(e, 5-4*c-s, hm[i], h)
+				e.orAnd(m20, h, z)
 				e.vec(2*s+l, i, z)
 			}
 		}
@@ -810,7 +744,7 @@ func emit2MXFP4(e *env2, c int) {
 func emit2NVFP4(e *env2, c int) {
 	d := e.dwords(0)
 	for s := range 4 {
-		b, k := e.byte(d, s), YMM()
+		b, k := byteOf(e, d, s), YMM()
 		VPCMPEQD(wide(m7f), b, k)
 		e.and(m7f, b, b)
 		z, small := YMM(), YMM()

@@ -32,41 +32,65 @@ const (
 	signBit   = 0x80000000
 )
 
+// The types, with the order of their sub-blocks in the sum and the pieces in which they are decoded.
+var (
+	q4k   = shape{"Q4K", min32, 256, 144, 64, 32}
+	q5k   = shape{"Q5K", min32, 256, 176, 64, 32}
+	q6k   = shape{"Q6K", off16, 256, 210, 128, 0}
+	q80   = shape{"Q80", off32, 32, 34, 32, 34}
+	q40   = shape{"Q40", off32, 32, 18, 32, 18}
+	q50   = shape{"Q50", off32, 32, 22, 32, 22}
+	q41   = shape{"Q41", min32, 32, 20, 32, 20}
+	q51   = shape{"Q51", min32, 32, 24, 32, 24}
+	iq4nl = shape{"IQ4NL", off32, 32, 18, 32, 18}
+	iq4xs = shape{"IQ4XS", off32, 256, 136, 32, 16}
+	mxfp4 = shape{"MXFP4", off32, 32, 17, 32, 17}
+	nvfp4 = shape{"NVFP4", off16, 64, 36, 64, 36}
+	q2k   = shape{"Q2K", min16, 256, 84, 128, 0}
+	q3k   = shape{"Q3K", off16, 256, 110, 128, 0}
+)
+
+// woven is the shape of woven rows.
+func woven(s shape) shape {
+	s.name += "Woven"
+	return s
+}
+
 // Codes of formats with an offset are scaled by a power of two so that the offset is 128
 // (sub-blocks of 32) or 32 (sub-blocks of 16), which the records subtract. The scale takes
 // the inverse; both are exact.
 var formats = []*format{
-	{name: "Q4K", kind: min32, length: 256, bytes: 144, chunk: 64, step: 32, ticks: 8, roomy: 4, bytes3: true, fused: 6,
+	{shape: q4k, ticks: 8, roomy: 4, bytes3: true, fused: 6,
 		consts: []uint32{m0f}, header: header4K, emit: emitQ4K},
-	{name: "Q4KWoven", kind: min32, length: 256, bytes: 144, chunk: 64, step: 32, ticks: 8, bytes3: true, fused: 8,
+	{shape: woven(q4k), ticks: 8, bytes3: true, fused: 8,
 		woven: true, consts: []uint32{m0f}, header: header4K, emit: emitQ4K},
-	{name: "Q5K", kind: min32, length: 256, bytes: 176, chunk: 64, step: 32, ticks: 8, roomy: 2, bytes3: true, fused: 4,
+	{shape: q5k, ticks: 8, roomy: 2, bytes3: true, fused: 4,
 		consts: []uint32{m0f, m10}, header: headerQ5K, emit: emitQ5K},
-	{name: "Q6K", kind: off16, length: 256, bytes: 210, chunk: 128, step: 0, ticks: 6, unroll: true, roomy: 4, fused: 4,
+	{shape: q6k, ticks: 6, unroll: true, roomy: 4, fused: 4,
 		consts: []uint32{m0f, m30}, header: headerQ6K, emit: emitQ6K},
-	{name: "Q6KWoven", kind: off16, length: 256, bytes: 210, chunk: 128, step: 0, ticks: 6, unroll: true, fused: 8,
+	{shape: woven(q6k), ticks: 6, unroll: true, fused: 8,
 		woven: true, consts: []uint32{m0f, m30}, header: headerQ6K, emit: emitQ6K},
-	{name: "Q80", kind: off32, length: 32, bytes: 34, chunk: 32, step: 34, ticks: 8, roomy: 6, fused: 6,
+	{shape: q80, ticks: 8, roomy: 6, fused: 6,
 		consts: []uint32{m80}, emit: emitQ80},
-	{name: "Q40", kind: off32, length: 32, bytes: 18, chunk: 32, step: 18, ticks: 4, fused: 4,
+	{shape: q40, ticks: 4, fused: 4,
 		consts: []uint32{mf0}, emit: emitQ40},
-	{name: "Q50", kind: off32, length: 32, bytes: 22, chunk: 32, step: 22, ticks: 4, fused: 4,
+	{shape: q50, ticks: 4, fused: 4,
 		consts: []uint32{m78, m80, bits0, bits1}, emit: emitQ50},
-	{name: "Q41", kind: min32, length: 32, bytes: 20, chunk: 32, step: 20, ticks: 4, fused: 2,
+	{shape: q41, ticks: 4, fused: 2,
 		consts: []uint32{m0f}, emit: emitQ41},
-	{name: "Q51", kind: min32, length: 32, bytes: 24, chunk: 32, step: 24, ticks: 4, fused: 2,
+	{shape: q51, ticks: 4, fused: 2,
 		consts: []uint32{m0f, m10, bits0, bits1}, emit: emitQ51},
-	{name: "IQ4NL", kind: off32, length: 32, bytes: 18, chunk: 32, step: 18, ticks: 4, fused: 4,
+	{shape: iq4nl, ticks: 4, fused: 4,
 		consts: []uint32{m0f}, tables: []*[16]byte{&iq4}, emit: emitIQ4NL},
-	{name: "IQ4XS", kind: off32, length: 256, bytes: 136, chunk: 32, step: 16, ticks: 4, fused: 4,
+	{shape: iq4xs, ticks: 4, fused: 4,
 		consts: []uint32{m0f}, tables: []*[16]byte{&iq4}, header: headerIQ4XS, emit: emitIQ4XS},
-	{name: "MXFP4", kind: off32, length: 32, bytes: 17, chunk: 32, step: 17, ticks: 4, fused: 4,
+	{shape: mxfp4, ticks: 4, fused: 4,
 		consts: []uint32{m0f, 0x00200000}, tables: []*[16]byte{&fp4}, emit: emitMXFP4},
-	{name: "NVFP4", kind: off16, length: 64, bytes: 36, chunk: 64, step: 36, ticks: 8,
+	{shape: nvfp4, ticks: 8,
 		consts: []uint32{m0f}, tables: []*[16]byte{&nv4}, emit: emitNVFP4},
-	{name: "Q2K", kind: min16, length: 256, bytes: 84, chunk: 128, ticks: 8, unroll: true, bytes3: true, roomy: 4,
+	{shape: q2k, ticks: 8, unroll: true, bytes3: true, roomy: 4,
 		fused: 1, consts: []uint32{m03}, header: headerQ2K, emit: emitQ2K},
-	{name: "Q3K", kind: off16, length: 256, bytes: 110, chunk: 128, ticks: 8, unroll: true, roomy: 4, fused: 2,
+	{shape: q3k, ticks: 8, unroll: true, roomy: 4, fused: 2,
 		consts: []uint32{m18, m20}, header: headerQ3K, emit: emitQ3K},
 }
 
@@ -142,19 +166,86 @@ func big23(v VecVirtual) VecVirtual {
 // orAnd is the truth table of dst | (src2 & src3).
 const orAnd = 0xf8
 
-// byte extracts byte j of every dword.
-func (e *env) byte(v VecVirtual, j int) VecVirtual {
-	z := ZMM()
+// level is what headers of both levels are written with. Constants come from memory.
+type level interface {
+	reg() VecVirtual
+	transpose(off int) [4]VecVirtual
+	and(v uint32, a, b VecVirtual)   // b = a & v
+	orAnd(v uint32, a, b VecVirtual) // b |= a & v; a may change
+	minus(v uint32, a, b VecVirtual) // b = a - v
+	move(a, b VecVirtual)            // b = a
+	blockScale(i int, v VecVirtual)  // stores the scale of sub-block i of the block
+}
+
+func (e *env) reg() VecVirtual                 { return ZMM() }
+func (e *env) transpose(off int) [4]VecVirtual { return e.transpose512(off) }
+func (e *env) and(v uint32, a, b VecVirtual)   { VPANDD_BCST(dword(v), a, b) }
+func (e *env) orAnd(v uint32, a, b VecVirtual) { VPTERNLOGD_BCST(U8(orAnd), dword(v), a, b) }
+func (e *env) minus(v uint32, a, b VecVirtual) { VPSUBD_BCST(dword(v), a, b) }
+func (e *env) move(a, b VecVirtual)            { VMOVDQA64(a, b) }
+func (e *env) blockScale(i int, v VecVirtual)  { VMOVUPS(v, mem(e.p, panelScale+64*i)) }
+
+// byteOf extracts byte j of every dword.
+func byteOf(l level, v VecVirtual, j int) VecVirtual {
+	z := l.reg()
 	switch j {
 	case 0:
-		VPANDD_BCST(dword(mff), v, z)
+		l.and(mff, v, z)
 	case 3:
 		VPSRLD(U8(24), v, z)
 	default:
 		VPSRLD(U8(8*j), v, z)
-		VPANDD_BCST(dword(mff), z, z)
+		l.and(mff, z, z)
 	}
 	return z
+}
+
+// shift moves dwords left, or right when n is negative.
+func shift(l level, n int, a, b VecVirtual) {
+	switch {
+	case n > 0:
+		VPSLLD(U8(n), a, b)
+	case n < 0:
+		VPSRLD(U8(-n), a, b)
+	default:
+		l.move(a, b)
+	}
+}
+
+// scalesQ6K stores the signed scales of Q6_K times d.
+func scalesQ6K(l level, d VecVirtual) {
+	for i, v := range l.transpose(192) {
+		for j := range 4 {
+			t := l.reg()
+			if j == 3 {
+				VPSRAD(U8(24), v, t)
+			} else {
+				VPSLLD(U8(24-8*j), v, t)
+				VPSRAD(U8(24), t, t)
+			}
+			VCVTDQ2PS(t, t)
+			VMULPS(d, t, t)
+			l.blockScale(4*i+j, t)
+		}
+	}
+}
+
+// scalesQ3K stores the scales of Q3_K times d: nibbles of a or b with two bits of c above them, less 32.
+func scalesQ3K(l level, a, b, c, d VecVirtual) {
+	for i := range 4 {
+		lo, hi := l.reg(), l.reg()
+		shift(l, -4*(i/2), []VecVirtual{a, b}[i%2], lo)
+		l.and(m0f, lo, lo)
+		shift(l, 4-2*i, c, hi)
+		l.orAnd(m30, hi, lo)
+		for j := range 4 {
+			z := byteOf(l, lo, j)
+			l.minus(32, z, z)
+			VCVTDQ2PS(z, z)
+			VMULPS(d, z, z)
+			l.blockScale(4*i+j, z)
+		}
+	}
 }
 
 // quads calls f for the eight groups of 32 bytes at off.
@@ -228,20 +319,7 @@ func headerQ6K(e *env) {
 	} else {
 		d = e.high(e.gather(206)) // two bytes early: the block ends at 210
 	}
-	for i, v := range e.transpose512(192) {
-		for j := range 4 {
-			t := ZMM()
-			if j == 3 {
-				VPSRAD(U8(24), v, t)
-			} else {
-				VPSLLD(U8(24-8*j), v, t)
-				VPSRAD(U8(24), t, t)
-			}
-			VCVTDQ2PS(t, t)
-			VMULPS(d, t, t)
-			VMOVUPS(t, mem(e.p, panelScale+64*(4*i+j)))
-		}
-	}
+	scalesQ6K(e, d)
 }
 
 func emitQ6K(e *env, c int) {
@@ -472,7 +550,7 @@ func emitNVFP4(e *env, c int) {
 	d := e.gather(0)
 	for s := range 4 {
 		e.begin(s)
-		b, small, nan, z := e.byte(d, s), K(), K(), ZMM()
+		b, small, nan, z := byteOf(e, d, s), K(), K(), ZMM()
 		VPCMPUD_BCST(U8(4), dword(m7f), b, nan) // not equal
 		VPANDD_BCST(dword(m7f), b, b)
 		VPCMPUD_BCST(U8(1), dword(8), b, small)
@@ -526,7 +604,7 @@ func emitQ2K(e *env, c int) {
 		e.begin(s)
 		for i := range 4 {
 			z := ZMM()
-			shift512(-2*(s/2), q[s%2*4+i], z)
+			shift(e, -2*(s/2), q[s%2*4+i], z)
 			VPANDD(e.k(m03), z, z)
 			e.vec(s, i, z)
 		}
@@ -534,36 +612,11 @@ func emitQ2K(e *env, c int) {
 	}
 }
 
-// shift512 moves dwords left, or right when n is negative.
-func shift512(n int, a, b VecVirtual) {
-	switch {
-	case n > 0:
-		VPSLLD(U8(n), a, b)
-	case n < 0:
-		VPSRLD(U8(-n), a, b)
-	default:
-		VMOVDQA64(a, b)
-	}
-}
-
 func headerQ3K(e *env) {
 	a, b, c := e.gather(96), e.gather(100), e.gather(104)
 	d := e.high(e.gather(106)) // two bytes early: the block ends at 110
 	VMULPS_BCST(dword(eighth), d, d)
-	for i := range 4 { // four scales: nibbles of a or b, two bits of c
-		lo, hi := ZMM(), ZMM()
-		shift512(-4*(i/2), []VecVirtual{a, b}[i%2], lo)
-		VPANDD_BCST(dword(m0f), lo, lo)
-		shift512(4-2*i, c, hi)
-		VPTERNLOGD_BCST(U8(orAnd), dword(m30), hi, lo)
-		for j := range 4 {
-			z := e.byte(lo, j)
-			VPSUBD_BCST(dword(32), z, z)
-			VCVTDQ2PS(z, z)
-			VMULPS(d, z, z)
-			VMOVUPS(z, mem(e.p, panelScale+64*(4*i+j)))
-		}
-	}
+	scalesQ3K(e, a, b, c, d)
 }
 
 // emitQ3K: codes are eight times q (0 to 7), so that the offset is 32.
@@ -577,9 +630,9 @@ func emitQ3K(e *env, c int) {
 		e.begin(s)
 		for i := range 4 {
 			z, h := ZMM(), ZMM()
-			shift512(3-2*(s/2), q[s%2*4+i], z)
+			shift(e, 3-2*(s/2), q[s%2*4+i], z)
 			VPANDD(e.k(m18), z, z)
-			shift512(5-4*c-s/2, e.keep[s%2*4+i], h)
+			shift(e, 5-4*c-s/2, e.keep[s%2*4+i], h)
 			VPTERNLOGD(U8(orAnd), e.k(m20), h, z)
 			e.vec(s, i, z)
 		}

@@ -105,14 +105,12 @@ type lanes512 struct {
 	all   Register // mask: every row
 }
 
-func (l *lanes512) reg() VecVirtual                 { return ZMM() }
-func (l *lanes512) transpose(off int) [4]VecVirtual { return l.transpose512(off) }
-func (l *lanes512) half(off int) VecVirtual         { return l.low(l.env.gather(off)) }
-func (l *lanes512) and(a Op, b, c VecVirtual)       { VPANDD(a, b, c) }
-func (l *lanes512) or(a Op, b, c VecVirtual)        { VPORD(a, b, c) }
-func (l *lanes512) xor(a Op, b, c VecVirtual)       { VPXORD(a, b, c) }
-func (l *lanes512) code(v VecVirtual)               { VPSHUFB(v, l.t[l.table], v) }
-func (l *lanes512) panel() Register                 { return l.p }
+func (l *lanes512) half(off int) VecVirtual   { return l.low(l.env.gather(off)) }
+func (l *lanes512) and(a Op, b, c VecVirtual) { VPANDD(a, b, c) }
+func (l *lanes512) or(a Op, b, c VecVirtual)  { VPORD(a, b, c) }
+func (l *lanes512) xor(a Op, b, c VecVirtual) { VPXORD(a, b, c) }
+func (l *lanes512) code(v VecVirtual)         { VPSHUFB(v, l.t[l.table], v) }
+func (l *lanes512) panel() Register           { return l.p }
 
 func (l *lanes512) ones(a, b VecVirtual) VecVirtual {
 	k, z := K(), ZMM()
@@ -158,7 +156,6 @@ type lanes2 struct {
 	grid      Register
 }
 
-func (l *lanes2) reg() VecVirtual           { return YMM() }
 func (l *lanes2) half(off int) VecVirtual   { return l.halves(off) }
 func (l *lanes2) k(v uint32) VecVirtual     { return l.constants[v] }
 func (l *lanes2) and(a Op, b, c VecVirtual) { VPAND(a, b, c) }
@@ -203,7 +200,8 @@ func (f *gridFormat) gridAddress() Register {
 // fused kernel for one column. With more columns decoding matters less, and these kernels are long.
 func (f *gridFormat) kernels() {
 	var l512 *lanes512
-	f512 := &format{name: f.name, kind: f.kind, length: 256, bytes: f.bytes, chunk: 32, ticks: 4,
+	s := shape{name: f.name, kind: f.kind, length: 256, bytes: f.bytes, chunk: 32}
+	f512 := &format{shape: s, ticks: 4,
 		consts: hot, tables: []*[16]byte{&f.codes[0]},
 		header: func(e *env) {
 			l512 = &lanes512{env: e, table: &f.codes[0], grid: f.gridAddress(), all: K()}
@@ -216,7 +214,7 @@ func (f *gridFormat) kernels() {
 		fused512(f512, 1)
 	}
 	var l2 *lanes2
-	decodeAVX2(&format2{name: f.name, kind: f.kind, length: 256, bytes: f.bytes, chunk: 32, ticks: 4,
+	decodeAVX2(&format2{shape: s, ticks: 4,
 		header: func(e *env2) {
 			l2 = &lanes2{env2: e, constants: map[uint32]VecVirtual{}, table: YMM(), grid: f.gridAddress()}
 			f.stage(l2)

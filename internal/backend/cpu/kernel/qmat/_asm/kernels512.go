@@ -8,14 +8,19 @@ import (
 	. "github.com/mmcloughlin/avo/reg"
 )
 
-// format says how the blocks of one weight type become codes.
-type format struct {
+// shape is what both levels know of a weight type: formats.go has all of them.
+type shape struct {
 	name   string
 	kind   kind
 	length int // values per block of the file
 	bytes  int // bytes per block of the file
 	chunk  int // values per call of emit
 	step   int // bytes the rows advance per call of emit
+}
+
+// format says how the blocks of one weight type become codes.
+type format struct {
+	shape
 	ticks  int // calls of tick per call of emit
 	unroll bool
 	woven  bool     // rows are woven
@@ -211,7 +216,7 @@ func decode512(f *format) {
 	TEXT(name, NOSPLIT, "func(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)")
 	Doc(fmt.Sprintf("%s unpacks 256 values of 16 rows into a panel and prefetches %d lines, pfStep bytes apart, "+
 		"from pf on. %s", name, slots*blocks*f.ticks, doc),
-		"Needs AVX-512 F and BW.")
+		"Needs AVX-512 F and BW.", refDecode)
 	Pragma("noescape")
 	p := Load(Param("p"), GP64())
 	w := Load(Param("w"), GP64())
@@ -333,7 +338,7 @@ func fused512(f *format, nc int) {
 	}
 	Doc(fmt.Sprintf("%s multiplies 16 rows by %d columns. blocks counts 256 values; %s.", name, nc, doc),
 		fmt.Sprintf("It uses panel p as scratch and prefetches %d bytes at pf per block. Steps are in "+
-			"bytes. Needs AVX-512 F, BW and VNNI.", 16*f.bytes*256/f.length))
+			"bytes. Needs AVX-512 F, BW and VNNI.", 16*f.bytes*256/f.length), refMul)
 	Pragma("noescape")
 	w := Load(Param("w"), GP64())
 	stride := Load(Param("stride"), GP64())

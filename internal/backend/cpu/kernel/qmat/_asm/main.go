@@ -38,6 +38,12 @@ const (
 // magic is the bit pattern of 1.5 * 2^23, see acts.go.
 const magic = 0x4b400000
 
+// Where the Go code is that defines what kernels compute.
+const (
+	refDecode = "Reference: format.block in format.go."
+	refMul    = "Reference: addBlock in generic.go."
+)
+
 func main() {
 	ConstraintExpr("amd64,!noasm")
 	initData()

@@ -24,7 +24,7 @@ func micro512(k kind, nc int) {
 	Doc(fmt.Sprintf("%s adds two panels times %d columns to yin and writes yout; their columns are the steps "+
 		"apart, in bytes.", name, nc),
 		fmt.Sprintf("iters counts %d values. It prefetches %d lines, pfStep bytes apart, from pf on per iteration. Needs "+
-			"AVX-512 F and VNNI.", per, per/8))
+			"AVX-512 F and VNNI.", per, per/8), refMul)
 	Pragma("noescape")
 	pq := Load(Param("p"), GP64())
 	xq := Load(Param("x"), GP64())

@@ -15,8 +15,8 @@ const (
 
 // quantDoc documents both levels.
 func quantDoc(name, needs string) {
-	Doc(name+" rounds blocks of 256 values as quantizeBlock does and returns how many it did: it stops",
-		"in front of a block with a value that is not finite. "+needs)
+	Doc(name+" rounds blocks of 256 values and returns how many it did: it stops",
+		"in front of a block with a value that is not finite. "+needs, "Reference: quantizeBlock in acts.go.")
 	Pragma("noescape")
 }
 

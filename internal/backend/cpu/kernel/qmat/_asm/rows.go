@@ -81,7 +81,8 @@ func (r rows) transpose512(off int) [4]VecVirtual {
 // weave512 emits the kernel that weaves rows.
 func weave512() {
 	TEXT("weave16", NOSPLIT, "func(dst *byte, w *byte, stride int, n int)")
-	Doc("weave16 writes n times 16 bytes of 16 rows to dst, dword by dword of all rows. Needs AVX-512 F.")
+	Doc("weave16 writes n times 16 bytes of 16 rows to dst, dword by dword of all rows. Needs AVX-512 F.",
+		"Reference: Matrix.Weave in weave.go.")
 	Pragma("noescape")
 	dst := Load(Param("dst"), GP64())
 	r := newRows(Load(Param("w"), GP64()), Load(Param("stride"), GP64()), false)

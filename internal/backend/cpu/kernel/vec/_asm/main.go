@@ -8,6 +8,8 @@ package main
 import (
 	"fmt"
 	"math"
+	"slices"
+	"strings"
 
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
@@ -79,9 +81,37 @@ func zero(v VecVirtual) { VXORPS(v, v, v) }
 func (l level) text(name, sig, doc string) string {
 	full := name + l.name
 	TEXT(full, NOSPLIT, sig)
-	Doc(full + " " + doc)
+	Doc(full+" "+doc, "Reference: "+reference(name)+".")
 	Pragma("noescape")
 	return full
+}
+
+// reference says where the Go code is that defines what the kernel of this name computes.
+func reference(name string) string {
+	for _, r := range []struct{ file, names string }{
+		{"conv.go", "conv4"},
+		{"convert.go", "loadF16 loadBF16 storeF16 storeQ80"},
+		{"delta.go", "deltaChain"},
+		{"norm.go", "scaleMul sumSquares"},
+		{"reduce.go", "dot maximum indexOf expSum"},
+		{"rope.go", "rotate"},
+		{"elem_generic.go", "axpy add scale sigmoid silu siluMul geluMul sigmoidMul softcap"},
+	} {
+		if slices.Contains(strings.Fields(r.names), name) {
+			return strings.Replace(name, "conv4", "convSilu", 1) + "Generic in " + r.file
+		}
+	}
+	switch {
+	case strings.HasPrefix(name, "mat"):
+		return "matRowsGeneric in matmul.go"
+	case strings.HasPrefix(name, "accum"):
+		return "accumRowsGeneric in matmul.go"
+	case strings.HasPrefix(name, "load"):
+		return "DecodeKV in quant/kv.go"
+	case name == "weightSum":
+		return "Sum in package weight"
+	}
+	panic("no reference of " + name)
 }
 
 func end() {
