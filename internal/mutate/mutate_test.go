@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -11,6 +12,18 @@ import (
 	"strings"
 	"testing"
 )
+
+// TestMain: go test -exec calls the program itself, which is this binary here.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == eachFlag {
+		if err := runEach(context.Background(), os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
 
 // tiny writes a module of one package and enters it. Its tests know some of what the package does.
 func tiny(t *testing.T) {
