@@ -383,6 +383,11 @@ func (h *byHand) random(r *rand.Rand, a *answers) {
 				done <- err
 			}()
 			h.embeds = append(h.embeds, done)
+			waitFor(t, "the embedding is in line", func() bool {
+				h.e.mu.Lock()
+				defer h.e.mu.Unlock()
+				return len(h.e.calls) > 0
+			})
 		}
 	default:
 		h.turn()
@@ -449,6 +454,7 @@ func (h *byHand) saveAndRestore(slot int) {
 // TestLoopKeepsItsBooks: whatever requests come, are cancelled, wait for memory, save and erase, after every turn of the
 // loop slots, memory, cache, files and counters agree, and every request gets the text that the model says alone.
 func TestLoopKeepsItsBooks(t *testing.T) {
+	paused := map[uint64]int64{} // by seed
 	for name, pages := range map[string]int{"qwen3": 9, "qwen35": 9, "gemma4": 13} {
 		a := &answers{t: t, name: name, memo: map[string][]int32{}}
 		for seed := range uint64(5) {
@@ -464,9 +470,11 @@ func TestLoopKeepsItsBooks(t *testing.T) {
 				m.Close()
 			case 2:
 				cfg.CacheDir = ""
-			case 3, 4: // a small memory, so that jobs wait for each other
-				load = func() *Model {
-					return smallModel(t, name, &small{Backend: cpu.New(cpu.Options{Threads: 1}), left: pages})
+			case 3, 4: // a small memory, so that jobs wait for each other, without a drafter and with one
+				b := &small{Backend: cpu.New(cpu.Options{Threads: 1}), left: pages}
+				if load = func() *Model { return smallModel(t, name, b) }; seed == 4 {
+					b.left += pages / 2
+					load = func() *Model { return loadOn(t, name, b) }
 				}
 			}
 			h := newByHand(t, fmt.Sprintf("%s, seed %d", name, seed), load(), cfg)
@@ -474,8 +482,9 @@ func TestLoopKeepsItsBooks(t *testing.T) {
 				h.random(r, a)
 			}
 			h.end()
-			if s := h.e.Snapshot(); seed >= 3 && s.Paused == 0 || seed == 0 && s.Cache.Hits == 0 {
-				t.Fatalf("%s: %d times one waited for memory, %d hits", h.what, s.Paused, s.Cache.Hits)
+			s := h.e.Snapshot()
+			if paused[seed] += s.Paused; seed == 0 && s.Cache.Hits == 0 {
+				t.Fatalf("%s: no hits", h.what)
 			}
 			if seed != 0 {
 				continue
@@ -499,5 +508,33 @@ func TestLoopKeepsItsBooks(t *testing.T) {
 			}
 			h.end()
 		}
+	}
+	if paused[3] == 0 || paused[4] == 0 {
+		t.Errorf("requests waited for memory %d and %d times: the test says nothing", paused[3], paused[4])
+	}
+}
+
+// TestClosedBeforeAdmitted: requests that wait for a slot when the engine is closed in a hurry are cancelled, and counted.
+func TestClosedBeforeAdmitted(t *testing.T) {
+	h := newByHand(t, "closed", loadGolden(t, "qwen3", false), Config{Parallel: 1, Queue: 4})
+	for i := range 3 {
+		h.sent = append(h.sent, &sent{g: submit(t, h.e, Request{Tokens: randomPrompt(uint64(i), 20), MaxTokens: 30, IgnoreEOG: true})})
+	}
+	h.turn()
+	h.e.closing, h.e.abort = true, true
+	if h.l.admit() {
+		t.Fatal("the loop goes on")
+	}
+	h.l.close()
+	for i, s := range h.sent {
+		if r := wait(t, s.g).Result; r.Reason != ReasonCancelled || !errors.Is(r.Err, ErrClosed) || (r.Slot < 0) != (i > 0) {
+			t.Errorf("request %d: %v in slot %d, error %v", i, r.Reason, r.Slot, r.Err)
+		}
+	}
+	if s := h.e.Snapshot(); s.Requests[ReasonCancelled] != 3 || s.TargetBytes != 0 || s.Active() != 0 {
+		t.Errorf("counted %v; %d bytes and %d slots are in use", s.Requests, s.TargetBytes, s.Active())
+	}
+	if err := h.e.model.Close(); err != nil {
+		t.Fatal(err)
 	}
 }
