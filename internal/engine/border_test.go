@@ -1,6 +1,9 @@
 package engine
 
 import (
+	"bytes"
+	"context"
+	"math/rand/v2"
 	"slices"
 	"testing"
 )
@@ -85,5 +88,95 @@ func TestShortenedWhileWritten(t *testing.T) {
 	f, err := l.disk.readHeader(files[0])
 	if err != nil || !slices.Equal(f.tokens, e.tokens) {
 		t.Errorf("the file has another text than the entry: %v", err)
+	}
+}
+
+// TestStopsAgainstAModel: text ends before the stop string that begins first, the first in the list of several, however
+// its bytes come; before that all is said but what a stop string may begin with.
+func TestStopsAgainstAModel(t *testing.T) {
+	for seed := range uint64(3000) {
+		r := rand.New(rand.NewPCG(seed, 71))
+		letters := func(n int) (out []byte) {
+			for range n {
+				out = append(out, "ab"[r.IntN(2)])
+			}
+			return out
+		}
+		x := &Text{}
+		for range r.IntN(4) {
+			x.stops = append(x.stops, letters(1+r.IntN(5)))
+		}
+		var all, said []byte
+		for range 12 {
+			b := letters(r.IntN(4))
+			all = append(all, b...)
+			text, done := x.add(slices.Clone(b))
+			said = append(said, text...)
+			first, stop, keep := -1, []byte(nil), 0
+			for _, s := range x.stops {
+				if i := bytes.Index(all, s); i >= 0 && (first < 0 || i < first) {
+					first, stop = i, s
+				}
+				for n := range s {
+					if bytes.HasSuffix(all, s[:n]) {
+						keep = max(keep, n)
+					}
+				}
+			}
+			want := all[:len(all)-keep]
+			if first >= 0 {
+				want = all[:first]
+			}
+			if done != (first >= 0) || !bytes.Equal(said, want) || !bytes.Equal(x.Stopped, stop) {
+				t.Fatalf("seed %d, stops %q: of %q it says %q and stops by %q, %t; want %q and %q", seed, x.stops, all, said,
+					x.Stopped, done, want, stop)
+			}
+			if done {
+				break
+			}
+		}
+	}
+}
+
+// TestProgress: a request that asks for it is told after every step how far its prompt is, and others are not.
+func TestProgress(t *testing.T) {
+	for _, asked := range []bool{true, false} {
+		h := newByHand(t, "progress", loadGolden(t, "qwen3", false), Config{Chunk: 64})
+		g := submit(t, h.e, Request{Tokens: randomPrompt(1, 200), MaxTokens: 3, IgnoreEOG: true, Progress: asked})
+		over, cancel := context.WithCancel(t.Context())
+		cancel() // what is there is read, nothing is waited for
+		var told []int
+		h.sent = []*sent{{g: g}}
+		for range 3 {
+			if !h.l.admit() {
+				t.Fatal("the loop ends")
+			}
+			if _, err := h.l.turn(); err != nil {
+				t.Fatal(err)
+			}
+			if ev, err := g.Next(over); err == nil && ev.Prompt != nil {
+				told = append(told, ev.Prompt.Processed)
+				if ev.Prompt.Phase != PhasePrompt || ev.Prompt.Slot != 0 {
+					t.Errorf("told %+v", ev.Prompt)
+				}
+			}
+		}
+		if want := []int{64, 128, 192}; asked != slices.Equal(told, want) || !asked && told != nil {
+			t.Errorf("asked %t: told %v, want %v", asked, told, want)
+		}
+		h.sent = nil
+		for h.l.jobs != nil && len(h.l.jobs) > 0 {
+			if _, err := h.l.turn(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if ev := wait(t, g); ev.Result.Generated != 3 {
+			t.Errorf("%d tokens", ev.Result.Generated)
+		}
+		h.e.closing = true
+		h.l.close()
+		if err := h.e.model.Close(); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
