@@ -81,21 +81,11 @@ func (l *loop) run() {
 	err := l.guard(func() error {
 		l.prepare()
 		for l.admit() {
-			l.runTasks()
-			l.dropEnded()
-			l.resume()
-			restored := l.restoreStep()
-			stepped, err := l.step()
+			busy, err := l.turn()
 			if err != nil {
 				return err
 			}
-			embedded, err := l.embedStep()
-			if err != nil {
-				return err
-			}
-			saved := l.saveStep()
-			l.publish()
-			if !restored && !stepped && !embedded && !saved {
+			if !busy {
 				l.rest()
 			}
 		}
@@ -105,6 +95,25 @@ func (l *loop) run() {
 		l.fail(err)
 	}
 	l.close()
+}
+
+// turn does everything there is to do once, and reports whether that was anything. An error is the end of the engine.
+func (l *loop) turn() (busy bool, err error) {
+	l.runTasks()
+	l.dropEnded()
+	l.resume()
+	restored := l.restoreStep()
+	stepped, err := l.step()
+	if err != nil {
+		return true, err
+	}
+	embedded, err := l.embedStep()
+	if err != nil {
+		return true, err
+	}
+	saved := l.saveStep()
+	l.publish()
+	return restored || stepped || embedded || saved, nil
 }
 
 // errDefect is what a panic becomes.

@@ -4,8 +4,9 @@
 //	go run ./internal/mutate -n 30 -seed 1 ./internal/pflash
 //	go run ./internal/mutate -n 15 ./internal/engine -- -short -run 'Pool|Restore'
 //
-// Mutants are chosen by the seed, the operators in turn. Those that do not compile are skipped. Flags after -- go to
-// go test. The exit status is 1 when mutants survive and -strict is set.
+// Every test runs alone first, so that a mutant is tried with the tests that run its line and no others. Mutants are chosen
+// by the seed, the operators in turn. Those that do not compile are skipped. Flags after -- go to go test. The exit status
+// is 1 when mutants survive and -strict is set.
 package main
 
 import (
@@ -28,7 +29,13 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, os.Args[1:], os.Stdout); err != nil {
+	var err error
+	if len(os.Args) > 1 && os.Args[1] == eachFlag {
+		err = runEach(ctx, os.Args[2:])
+	} else {
+		err = run(ctx, os.Args[1:], os.Stdout)
+	}
+	if err != nil {
 		if !errors.Is(err, flag.ErrHelp) {
 			fmt.Fprintln(os.Stderr, "mutate:", err)
 		}
@@ -76,7 +83,7 @@ func run(ctx context.Context, args []string, w io.Writer) error {
 	only := fs.String("op", "", "operators to use, with commas; empty means all: border, error, lock, cleanup, key, negate, "+
 		"branch, swap")
 	file := fs.String("file", "", "files to change, with commas; empty means all")
-	timeout := fs.Duration("timeout", 0, "longest run of the tests; 0 means 30 s and five times what they take")
+	timeout := fs.Duration("timeout", 0, "longest run of the tests; 0 means 30 s and five times what the chosen ones take")
 	dependants := fs.Bool("dependants", false, "also run the tests of packages that import it")
 	jsonOut := fs.String("json", "", "file for the results")
 	listOnly := fs.Bool("list", false, "print the mutants and run nothing")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -11,6 +12,18 @@ import (
 	"strings"
 	"testing"
 )
+
+// TestMain: go test -exec calls the program itself, which is this binary here.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == eachFlag {
+		if err := runEach(context.Background(), os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
 
 // tiny writes a module of one package and enters it. Its tests know some of what the package does.
 func tiny(t *testing.T) {
@@ -268,6 +281,49 @@ func TestHunk(t *testing.T) {
 		if got := hunk([]byte(c.before), []byte(c.after)); got != c.want {
 			t.Errorf("%q to %q: got %q, want %q", c.before, c.after, got, c.want)
 		}
+	}
+}
+
+// TestChoose: a line is for the tests that run it, the fastest first and apart; one that no test runs is for none, and one
+// that no profile knows for all.
+func TestChoose(t *testing.T) {
+	x := &tests{lines: map[string]int{"a.go:1": 3, "a.go:2": 1, "a.go:3": 0}, alone: []alone{
+		{Test: "A", Seconds: 2, Lines: map[string]int{"a.go:1": 1}},
+		{Test: "B", Seconds: firstSeconds - 2, Lines: map[string]int{"a.go:1": 9, "a.go:2": 0}},
+		{Test: "C", Seconds: 60, Lines: map[string]int{"a.go:1": 1, "a.go:2": 1}},
+	}}
+	for line, want := range map[string]string{"a.go:1": "A B | C ", "a.go:2": "C | ", "a.go:3": "| ", "a.go:4": "A B | C "} {
+		got := ""
+		first, rest := x.choose(line)
+		for _, one := range first {
+			got += one.Test + " "
+		}
+		got += "| "
+		for _, one := range rest {
+			got += one.Test + " "
+		}
+		if got != want {
+			t.Errorf("%s: %q, want %q", line, got, want)
+		}
+	}
+}
+
+// TestEachAlone: tests that pass together and fail alone are named.
+func TestEachAlone(t *testing.T) {
+	tiny(t)
+	needs := "package tiny\n\nimport \"testing\"\n\nvar ready bool\n\nfunc TestBefore(t *testing.T) { ready = true }\n\n" +
+		"func TestNeedsAnother(t *testing.T) {\n\tif !ready {\n\t\tt.Error(\"not ready\")\n\t}\n}\n"
+	if err := os.WriteFile("needs_test.go", []byte(needs), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	err := run(t.Context(), []string{"."}, &strings.Builder{})
+	if err == nil || !strings.Contains(err.Error(), "TestNeedsAnother alone") {
+		t.Errorf("error is %v", err)
+	}
+	var out strings.Builder
+	if err := run(t.Context(), []string{"-n", "1", "-op", "swap", ".", "--", "-skip", "Needs"}, &out); err != nil ||
+		!strings.Contains(out.String(), "1 of 1 (100 %)") {
+		t.Errorf("without it: %v\n%s", err, &out)
 	}
 }
 

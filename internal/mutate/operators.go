@@ -400,6 +400,9 @@ func (f *finder) swap(n *ast.CallExpr) {
 	if slices.Contains([]string{"min", "max", "Equal", "Join", "Max", "Min", "make", "Diff"}, callName(n)) {
 		return // the order says nothing, or a program fails at once
 	}
+	if slices.ContainsFunc(n.Args, f.isHash) {
+		return // another order of what is hashed is another hash, of the same things
+	}
 	for i := 1; i < len(n.Args); i++ {
 		a, b := n.Args[i-1], n.Args[i]
 		ta, tb := f.typeOf(a), f.typeOf(b)

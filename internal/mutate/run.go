@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,7 +18,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -202,28 +202,104 @@ type tests struct {
 	packages []string
 	args     []string // of go test
 	timeout  time.Duration
-	ran      map[string]int // lines that tests run, FILE:LINE to how often; nil if unknown
+	alone    []alone        // every test by itself, the fastest first
+	lines    map[string]int // all lines, FILE:LINE, and how many tests run them
 }
 
-var tookPattern = regexp.MustCompile(`(?m)^ok\s+\S+\s+([0-9.]+)s`)
+// alone says what one test runs when nothing else runs in its process.
+type alone struct {
+	Dir, Test string
+	Seconds   float64
+	Lines     map[string]int // lines of the package, FILE:LINE, and how often they run
+}
 
-// begin runs the tests without a mutant: they have to pass, and say how long they take and what they run.
+// begin runs every test by itself without a mutant: they have to pass, and say how long they take and what they run.
+// go test builds a package once and gives its binary to this program (runEach) instead of running it.
 func (t *tests) begin(ctx context.Context, of string) error {
-	profile := filepath.Join(t.dir, "cover")
-	args := append([]string{"test", "-count=1", "-vet=off", "-coverprofile=" + profile, "-coverpkg=" + of}, t.args...)
-	out, err := goCommand(ctx, append(args, t.packages...)...)
+	self, err := os.Executable()
 	if err != nil {
+		return err
+	}
+	args := append([]string{"test", "-count=1", "-vet=off", "-timeout=0", "-coverprofile=" + filepath.Join(t.dir, "cover"),
+		"-coverpkg=" + of, "-exec=" + strconv.Quote(self) + " " + eachFlag + " " + strconv.Quote(t.dir)}, t.args...)
+	if _, err := goCommand(ctx, append(args, t.packages...)...); err != nil {
 		return fmt.Errorf("the tests fail without any mutant: %w", err)
 	}
-	if t.timeout == 0 {
-		for _, m := range tookPattern.FindAllSubmatch(out, -1) {
-			sec, _ := strconv.ParseFloat(string(m[1]), 64)
-			t.timeout = max(t.timeout, time.Duration(5*sec*float64(time.Second)))
-		}
-		t.timeout = (t.timeout + 30*time.Second).Round(time.Second)
+	found, err := filepath.Glob(filepath.Join(t.dir, "*.alone"))
+	if err != nil {
+		return err
 	}
-	t.ran, err = readProfile(profile)
-	return err
+	t.lines = map[string]int{}
+	for _, name := range found {
+		raw, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		var one alone
+		if err := json.Unmarshal(raw, &one); err != nil {
+			return err
+		}
+		t.alone = append(t.alone, one)
+		for at, n := range one.Lines {
+			t.lines[at] += min(n, 1)
+		}
+	}
+	slices.SortFunc(t.alone, func(a, b alone) int {
+		return cmp.Or(cmp.Compare(a.Seconds, b.Seconds), strings.Compare(a.Test, b.Test))
+	})
+	return nil
+}
+
+// eachFlag is how begin has go test call this program: mutate -each DIR BINARY FLAGS.
+const eachFlag = "-each"
+
+// runEach runs every test of a test binary in a process of its own and leaves a file for each in the folder.
+func runEach(ctx context.Context, args []string) error {
+	if len(args) < 2 {
+		return errors.New("want a folder and a test binary")
+	}
+	dir, binary, flags := args[0], args[1], args[2:]
+	wd, err := os.Getwd()
+	if err != nil {
+		return err
+	}
+	names := "."
+	for _, f := range flags {
+		if pattern, ok := strings.CutPrefix(f, "-test.run="); ok {
+			names, _, _ = strings.Cut(pattern, "/")
+		}
+	}
+	listed, err := exec.CommandContext(ctx, binary, "-test.list="+names).Output()
+	if err != nil {
+		return err
+	}
+	for _, name := range strings.Fields(string(listed)) {
+		if strings.HasPrefix(name, "Benchmark") {
+			continue
+		}
+		file, err := os.CreateTemp(dir, "*.alone")
+		if err != nil {
+			return err
+		}
+		profile := file.Name() + ".cover"
+		test := exec.CommandContext(ctx, binary, append(slices.Clone(flags), "-test.run=^"+name+"$",
+			"-test.coverprofile="+profile)...)
+		test.Cancel = func() error { return test.Process.Signal(os.Interrupt) }
+		test.WaitDelay = 10 * time.Second
+		start := time.Now()
+		if out, err := test.CombinedOutput(); err != nil {
+			return fmt.Errorf("%s alone: %w\n%s", name, err, lastLines(out))
+		}
+		one := alone{Dir: wd, Test: name, Seconds: time.Since(start).Seconds()}
+		one.Lines, err = readProfile(profile)
+		if err == nil {
+			err = json.NewEncoder(file).Encode(one)
+		}
+		if err := errors.Join(err, file.Close(), os.Remove(profile)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // readProfile reads how often lines were run, the most of all blocks that a line has.
@@ -253,11 +329,11 @@ func readProfile(path string) (map[string]int, error) {
 	return ran, nil
 }
 
-// try runs the tests with a changed file in place of another. Nothing in the tree is touched.
+// firstSeconds is how long the tests take, without a mutant, that are tried first. Most mutants end there.
+const firstSeconds = 5
+
+// try runs the tests that run a changed line, with a changed file in place of another. Nothing in the tree is touched.
 func (t *tests) try(ctx context.Context, m *mutant, src []byte) (string, error) {
-	if n, known := t.ran[fmt.Sprintf("%s:%d", filepath.Base(m.File), m.Line)]; known && n == 0 {
-		return notRun, nil
-	}
 	changed, overlay := filepath.Join(t.dir, filepath.Base(m.File)), filepath.Join(t.dir, "overlay.json")
 	raw, err := json.Marshal(map[string]any{"Replace": map[string]string{m.File: changed}})
 	if err == nil {
@@ -266,9 +342,52 @@ func (t *tests) try(ctx context.Context, m *mutant, src []byte) (string, error) 
 	if err != nil {
 		return "", err
 	}
-	args := append([]string{"test", "-count=1", "-vet=off", "-failfast", "-timeout=" + t.timeout.String(),
-		"-overlay=" + overlay}, t.args...)
-	out, err := goCommand(ctx, append(args, t.packages...)...)
+	first, rest := t.choose(fmt.Sprintf("%s:%d", filepath.Base(m.File), m.Line))
+	if len(first) == 0 {
+		return notRun, nil
+	}
+	result, err := t.runMutant(ctx, overlay, first)
+	if result == survived && len(rest) > 0 {
+		result, err = t.runMutant(ctx, overlay, rest)
+	}
+	return result, err
+}
+
+// choose finds the tests that run a line, the fastest apart. What no profile knows (a declaration) is for all tests.
+func (t *tests) choose(line string) (first, rest []alone) {
+	_, known := t.lines[line]
+	sum := 0.0
+	for _, one := range t.alone {
+		if known && one.Lines[line] == 0 {
+			continue
+		}
+		if sum += one.Seconds; len(first) == 0 || sum <= firstSeconds {
+			first = append(first, one)
+		} else {
+			rest = append(rest, one)
+		}
+	}
+	return first, rest
+}
+
+// runMutant runs some tests with a mutant.
+func (t *tests) runMutant(ctx context.Context, overlay string, chosen []alone) (string, error) {
+	var names, dirs []string
+	seconds := 0.0
+	for _, one := range chosen {
+		names = append(names, one.Test)
+		if !slices.Contains(dirs, one.Dir) {
+			dirs = append(dirs, one.Dir)
+		}
+		seconds += one.Seconds
+	}
+	timeout := t.timeout
+	if timeout == 0 {
+		timeout = (30*time.Second + time.Duration(5*seconds*float64(time.Second))).Round(time.Second)
+	}
+	args := slices.Concat([]string{"test", "-count=1", "-vet=off", "-failfast", "-overlay=" + overlay}, t.args,
+		[]string{"-timeout=" + timeout.String(), "-run=^(" + strings.Join(names, "|") + ")$"}, dirs)
+	out, err := goCommand(ctx, args...)
 	switch {
 	case ctx.Err() != nil:
 		return "", ctx.Err()
