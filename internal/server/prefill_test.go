@@ -95,3 +95,19 @@ func TestRescuedPrompt(t *testing.T) {
 		}
 	}
 }
+
+// TestShortenedCompletion: the prompt of a completion is shortened, too, unless control tokens give it a form.
+func TestShortenedCompletion(t *testing.T) {
+	f := start(t, options{template: hermesTemplate, prefill: pflash.Options{Mode: pflash.Always, Keep: 0.2},
+		engine: engine.Config{Context: 8192}})
+	for prompt, shortened := range map[string]bool{
+		document(60): true, "<|im_start|>user\n" + document(60) + "<|im_end|>\n": false,
+	} {
+		body := f.post("/v1/completions", dict{"prompt": prompt, "max_tokens": 4, "temperature": 0})
+		seen := number(body, "usage", "prompt_tokens_details", "seen_tokens")
+		n := number(body, "usage", "prompt_tokens")
+		if (seen > 2*n) != shortened || n == 0 {
+			t.Errorf("shortened: %v, want %v: usage %v", seen > 2*n, shortened, body["usage"])
+		}
+	}
+}
