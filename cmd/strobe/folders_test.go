@@ -114,10 +114,6 @@ func TestInspectBadDrafters(t *testing.T) {
 func TestIdleSettings(t *testing.T) {
 	model := testkit.Golden(t, "qwen3/model.gguf")
 	var out, errs bytes.Buffer
-	raw := []string{"run", "-m", model, "--raw", "--prefill", "always", "--prefill-scorer", "self", "-p", "x"}
-	if code := run(t.Context(), raw, nil, &out, &errs); code != exitUsage || !strings.Contains(errs.String(), "--prefill always cannot shorten it") {
-		t.Errorf("code %d, %s", code, errs.String())
-	}
 	file := filepath.Join(t.TempDir(), "c.toml")
 	for table, want := range map[string]int{"nosuch": exitError, "mine": exitOK} {
 		if err := os.WriteFile(file, []byte("[defaults.\""+table+"\"]\ntemp = 0.1\n"), 0o600); err != nil {

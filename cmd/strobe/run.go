@@ -86,8 +86,6 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 		return usagef("--predict %d: want 0 or more", opt.n)
 	case opt.ubatch < 0:
 		return usagef("--ubatch-size %d: want 0 or more", opt.ubatch)
-	case opt.raw && opt.prefill.mode == "always":
-		return usagef("--raw continues the text as it is, with its control tokens, so --prefill always cannot shorten it")
 	case opt.raw && opt.system != "":
 		return usagef("--raw continues the text as it is; --system belongs to a conversation")
 	case opt.schema != "" && opt.gbnf != "":
@@ -115,9 +113,6 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 	if opt.verbose {
 		fmt.Fprintln(cmd.ErrOrStderr(), loaded.Summary())
 	}
-	if opt.raw && opt.prefill.scorer != "" {
-		infof(cmd, "note: --raw continues the text as it is, so the prompt is not shortened")
-	}
 	m := strobe.New(loaded, engine.Config{Parallel: 1, Context: opt.ctx, CacheBytes: -1,
 		Chunk: cmp.Or(opt.ubatch, loaded.Chunk())})
 	defer m.Close()
@@ -137,6 +132,9 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 	p, err := m.Format().Prompt(messages, opt.raw, how)
 	if err != nil {
 		return err
+	}
+	if opt.raw && opt.prefill.scorer != "" && p.Shortened.Seen == 0 {
+		infof(cmd, "note: the prompt has control tokens, so it is read whole")
 	}
 	a, err := m.Answer(cmd.Context(), p, set)
 	if err != nil {
