@@ -108,7 +108,7 @@ func TestMadeRows(t *testing.T) {
 				to := gpu.Packed{ActLayout: lay, P: act}
 				for _, c := range []struct {
 					made   gpu.Made
-					packed []gpu.Launch
+					packed []gpu.Call
 				}{
 					{gpu.Made{Kind: gpu.MadePlain, X: y.in}, r.p.Pack(nil, to, y.in, 1)},
 					{gpu.Made{Kind: gpu.MadeSiLU, X: y.in, Gate: x.in}, r.p.GatedPack(nil, to, x.in, y.in, false)},
@@ -205,16 +205,9 @@ func TestExpertKernelsAgree(t *testing.T) {
 
 // timed returns the microseconds of one of `count` launches that follow each other in a recording, the best of
 // several times.
-func (r *productRig) timed(ls []gpu.Launch, count int) float64 {
+func (r *productRig) timed(ls []gpu.Call, count int) float64 {
 	r.t.Helper()
-	for i := range ls {
-		k, err := r.d.Kernel(ls[i].Name)
-		if err != nil {
-			r.t.Fatal(err)
-		}
-		ls[i].Kernel = k
-	}
-	rec, err := r.d.Record(ls)
+	rec, err := r.d.Record(emitted(r.t, r.d, ls))
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -306,7 +299,7 @@ func BenchmarkProducts(b *testing.B) {
 				q.run(q.p.Pack(nil, gpu.Packed{ActLayout: lay, P: act}, gpu.Rows(x, c.cols), 1))
 				j := gpu.MatMulJob{WeightLayout: ms[0].WeightLayout, Blocks: cut, Scale: 1}
 				j.Part = r.room(gpu.PieceBytes(j.Result(n)))
-				var ls []gpu.Launch
+				var ls []gpu.Call
 				count := max(2*len(ms), 12)
 				for i := range count {
 					j.W = ms[i%len(ms)].w
@@ -362,7 +355,7 @@ func BenchmarkExperts(b *testing.B) {
 				return j
 			}
 			g, u, dn := job(gates[0], cuts), job(ups[0], cuts), job(downs[0], cut2)
-			var group, first, second, all []gpu.Launch
+			var group, first, second, all []gpu.Call
 			const count = 12
 			for i := range count {
 				k := i % len(gates)

@@ -34,14 +34,14 @@ type layerRun struct {
 	layers [][]*productMatrix // qkv, z, alpha, beta, out, gate, up, down
 	n      int
 	spare  []gpu.Addr // of the list that was made last
-	ls     []gpu.Launch
+	ls     []gpu.Call
 	kinds  []string // of the launches
 }
 
 // add appends launches of a kind; kernels of a kind that differ by name are kinds of their own.
-func (l *layerRun) add(kind string, ls []gpu.Launch) {
+func (l *layerRun) add(kind string, ls []gpu.Call) {
 	for _, x := range ls {
-		name := x.Name
+		name := x.Kernel.Name()
 		if kind != "" {
 			name = kind
 		}
@@ -181,7 +181,7 @@ func BenchmarkLayers(b *testing.B) {
 			if n == 1 {
 				var names []string
 				for _, x := range l.ls[:len(l.ls)/layers] {
-					names = append(names, fmt.Sprintf("%s %v x %d, %d KiB", x.Name, x.Grid, x.Threads, x.Shared>>10))
+					names = append(names, fmt.Sprintf("%s %v x %d, %d KiB", x.Kernel.Name(), x.Grid, x.Threads, x.Shared>>10))
 				}
 				b.Logf("%s: %s", shape.name, strings.Join(names, "; "))
 			}
@@ -194,7 +194,7 @@ func BenchmarkLayers(b *testing.B) {
 					continue
 				}
 				seen[kind] = true
-				var rest []gpu.Launch
+				var rest []gpu.Call
 				for i, x := range l.ls {
 					if l.kinds[i] != kind {
 						rest = append(rest, x)

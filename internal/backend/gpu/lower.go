@@ -15,7 +15,7 @@ type lowering struct {
 	ops     []op
 	plan    *backend.Plan
 	lay     layout
-	out     []Launch
+	out     []Call
 	pieces  []piecewise
 	packed  []packedRows
 	groups  expertGroups
@@ -47,7 +47,7 @@ type packedRows struct {
 }
 
 // lower returns the launches of a list.
-func (b *Backend) lower(ops []op, plan *backend.Plan, lay layout) ([]Launch, error) {
+func (b *Backend) lower(ops []op, plan *backend.Plan, lay layout) ([]Call, error) {
 	l := &lowering{b: b, ops: ops, plan: plan, lay: lay}
 	b.spare.reset()
 	for i := 0; i < len(ops) && l.err == nil; {
@@ -85,7 +85,7 @@ func (l *lowering) giveBack() {
 }
 
 // keep takes the list of launches that an emitter returned, or its error.
-func (l *lowering) keep(ls []Launch, err error) {
+func (l *lowering) keep(ls []Call, err error) {
 	l.out = ls
 	if l.err == nil {
 		l.err = err
@@ -615,7 +615,7 @@ func (l *lowering) makes(mul int, m *Made) (x MatMulInput, ok bool) {
 // unmerged is the splits that the last launch adds for the product at mul alone; nil if it is no such launch.
 func (l *lowering) unmerged(mul int) *Splits {
 	s := l.splits
-	if s.splits == nil || s.launches < len(l.out) || l.out[s.launches-1].Name != "merge" ||
+	if s.splits == nil || s.launches < len(l.out) || l.out[s.launches-1].Kernel != kernelMerge ||
 		!sameRows(s.v, l.ops[mul].a) || l.read(mul+1, s.v) {
 		return nil
 	}

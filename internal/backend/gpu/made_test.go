@@ -233,7 +233,7 @@ func TestOneRow(t *testing.T) {
 }
 
 // merged is attention of a row of each sequence whose last launch adds splits.
-func (w *world) merged(p *backend.KVPlan, rows, width int) (gpu.AttnCall, []gpu.Launch) {
+func (w *world) merged(p *backend.KVPlan, rows, width int) (gpu.AttnCall, []gpu.Call) {
 	w.t.Helper()
 	k := w.tablesOf(p, w.at.Tiling(1))
 	call := gpu.AttnCall{Q: w.floats(w.normal(rows*width, 1)), Out: w.alloc(rows * width), QStride: width, OStride: width,
@@ -241,7 +241,7 @@ func (w *world) merged(p *backend.KVPlan, rows, width int) (gpu.AttnCall, []gpu.
 		Place: w.pages.Layout.Places[layer], Scratch: w.alloc(max(4, w.at.ScratchBytes(k.Partials)/4))}
 	call.Tables.Pages, _ = w.pages.Table()
 	ls := w.at.Launches(nil, call)
-	if !call.Merge || ls[len(ls)-1].Name != "merge" {
+	if !call.Merge || ls[len(ls)-1].Kernel != kernelNamed(w.t, "merge") {
 		w.t.Fatalf("no splits are left to add: %d partial results", k.Partials)
 	}
 	return call, ls
@@ -266,12 +266,7 @@ func TestMergePack(t *testing.T) {
 		p, x := gpu.NewProducts(d.Props()), gpu.Rows(call.Out, width)
 		gates := gpu.Rows(w.floats(w.normal(n*2*width, 1)), 2*width)
 		to := gpu.Packed{ActLayout: p.Acts(n, gpu.WeightLayout{Cols: width})}
-		packed := func(ls []gpu.Launch) []float32 {
-			for i := range ls {
-				k, err := d.Kernel(ls[i].Name)
-				w.must(err)
-				ls[i].Kernel = k
-			}
+		packed := func(ls []gpu.Call) []float32 {
 			w.run(ls)
 			return w.readFloats(to.P, to.Bytes()/4)
 		}

@@ -73,7 +73,7 @@ func (b *Backend) block(l *list, s *step) ([]byte, layout, error) {
 	blk := b.blockHost[:lay.bytes]
 	at := setBytes * lay.sets
 	for i, e := range l.sets {
-		copy(blk[setBytes*i:], Args(SetEntry{e.dst, int32(at - setBytes*e.first), int32(e.n)}))
+		copy(blk[setBytes*i:], bytesOf([]SetEntry{{e.dst, int32(at - setBytes*e.first), int32(e.n)}}))
 		at += copy(blk[at:], bytesOf(s.data[e.from:][:e.n]))
 	}
 	for i, t := range tables {
@@ -291,7 +291,7 @@ func (b *Backend) attentionOf(heads int, d backend.KVDims) (*Attention, error) {
 	if a := b.attn[key]; a != nil {
 		return a, nil
 	}
-	a, err := NewAttention(b.d, heads, d)
+	a, err := NewAttention(b.props, heads, d)
 	if err == nil {
 		b.attn[key] = a
 	}
@@ -317,7 +317,7 @@ func (l *lowering) pool(o op) *Pages { return l.plan.KV[o.attn.group].Pool.(*Pag
 func (l *lowering) kvWrite(o op, k, v In) {
 	t, _ := l.tables(o)
 	p := l.pool(o)
-	l.out = l.b.writer.Write(l.out, k, v, int(o.a.rows), p.Layout.Shapes[o.attn.layer].Heads, t,
+	l.out = KVWrite(l.out, k, v, int(o.a.rows), p.Layout.Shapes[o.attn.layer].Heads, t,
 		p.Layout.Places[o.attn.layer])
 }
 
@@ -444,7 +444,7 @@ func (l *lowering) queries(i int) int {
 		return 0
 	}
 	c.NormValues = v.norm != nil
-	l.out = l.b.writer.QKV(l.out, c)
+	l.out = c.Write(l.out)
 	if q.dst.addr != 0 {
 		l.overwrite(q.dst)
 	}

@@ -39,18 +39,18 @@ const (
 
 // Post appends the end of a part of a layer. The second packing is for another product of the same sum; without an
 // address it is left out, without one of the first both are.
-func (p *Products) Post(ls []Launch, to [2]Packed, t Post) []Launch {
+func (p *Products) Post(ls []Call, to [2]Packed, t Post) []Call {
 	rows, cols := to[0].Rows, to[0].Cols
-	a := Args(postArgs{act: [2]actArgs{to[0].args(), to[1].args()}, x: t.X, y: t.Y, z: t.Z, weights: t.Weights.P,
+	a := &postArgs{act: [2]actArgs{to[0].args(), to[1].args()}, x: t.X, y: t.Y, z: t.Z, weights: t.Weights.P,
 		scale: t.Scale, ids: t.IDs, wy: t.WY, wz: t.WZ, wv: t.WV, dst: t.Dst.P, w: t.W, sums: t.Sums, rows: int32(rows),
 		cols: int32(cols), used: int32(t.Used), ws: int32(t.Weights.Stride), dstStride: int32(t.Dst.Stride),
-		factor: t.Factor, eps: t.Eps})
+		factor: t.Factor, eps: t.Eps}
 	threads := (cols/4 + 31) &^ 31 // one for each quad, or for two; 256 add squares
 	if threads > postThreads {
 		threads = (cols/8 + 31) &^ 31
 	}
-	return append(ls, Launch{Name: "post_pack", Grid: [3]int{1, rows, 1}, Threads: max(256, threads),
-		Shared: postFront + 8*cols, Early: p.Bulk, Args: a})
+	return append(ls, Call{kernelPost, a, Config{Grid: [3]int{1, rows, 1}, Threads: max(256, threads),
+		Shared: postFront + 8*cols, Early: p.Bulk}})
 }
 
 // ending is the end of a part of a layer as models write it: perhaps y = sum of experts; y = norm(y); perhaps z += y,

@@ -99,15 +99,10 @@ func (g *rig) readInts(a gpu.Addr, n int) []int32 {
 	return v
 }
 
-func (g *rig) run(ls []gpu.Launch) {
+func (g *rig) run(calls []gpu.Call) {
 	g.t.Helper()
-	for i := range ls {
-		if ls[i].Kernel == nil {
-			k, err := g.d.Kernel(ls[i].Name)
-			g.must(err)
-			ls[i].Kernel = k
-		}
-		g.d.Launch(&ls[i])
+	for _, l := range emitted(g.t, g.d, calls) {
+		g.d.Launch(&l)
 	}
 	g.must(g.d.Wait())
 }

@@ -270,14 +270,15 @@ func (b *Backend) run(l *list) error {
 		return nil
 	}
 	if i < 0 {
-		ls, err := b.lower(l.ops, s.plan, lay)
+		calls, err := b.lower(l.ops, s.plan, lay)
 		if b.rehearses {
-			b.rehearsed = append(b.rehearsed, ls...)
+			b.rehearsed = append(b.rehearsed, calls...)
 			return err
 		}
-		if err == nil {
-			err = b.load(ls)
+		if err != nil {
+			return err
 		}
+		ls, err := b.emit(calls)
 		if err != nil {
 			return err
 		}
