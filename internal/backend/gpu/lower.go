@@ -299,7 +299,7 @@ func (l *lowering) feeds(i int, v view) int {
 }
 
 // products are the outputs of the MatMul at i.
-func (l *lowering) products(i int) []op { return l.ops[i+1:][:l.ops[i].n] }
+func (l *lowering) products(i int) []op { return l.ops[i+1:][:l.ops[i].outputs] }
 
 // tiled reports whether a MatMul has a matrix in tiles, mixed whether it has one that is not.
 func (l *lowering) tiled(i int) bool {
@@ -508,16 +508,16 @@ func (l *lowering) gated(i int) int {
 	}
 	gate, up := l.in(o.a), l.in(o.b)
 	kind := MadeSiLU
-	if o.n == int32(backend.GELU) {
+	if o.gelu() {
 		kind = MadeGELU
 	}
 	if n := l.made(i+1, o.dst, Made{Kind: kind, X: up, Gate: gate}); n > 0 {
 		return 1 + n
 	}
 	x := l.act(mul)
-	l.out = l.b.products.GatedPack(l.out, Packed{ActLayout: x.ActLayout, P: x.P}, gate, up, o.n == int32(backend.GELU))
+	l.out = l.b.products.GatedPack(l.out, Packed{ActLayout: x.ActLayout, P: x.P}, gate, up, o.gelu())
 	if l.wanted(i, o.dst) {
-		l.out = l.b.small.Gated(l.out, o.dst.out(), gate, up, o.n == int32(backend.GELU), int(o.dst.rows), int(o.dst.cols))
+		l.out = l.b.small.Gated(l.out, o.dst.out(), gate, up, o.gelu(), int(o.dst.rows), int(o.dst.cols))
 	}
 	l.overwrite(o.dst)
 	l.packed = append(l.packed, packedRows{v: o.dst, x: x})
@@ -554,7 +554,7 @@ func (l *lowering) sigmoidGate(i int) int {
 // gatesHeads reports whether operations from i on are o = norm of heads(o); o = silu(z)*o, where o is multiplied.
 func (l *lowering) gatesHeads(i int) bool {
 	norm, gate, mul := *l.at(i), *l.at(i + 1), *l.at(i + 2)
-	return norm.kind == opRMSNorm && gate.kind == opGated && gate.n == int32(backend.SiLU) && mul.kind == opMatMul &&
+	return norm.kind == opRMSNorm && gate.kind == opGated && gate.act == int32(backend.SiLU) && mul.kind == opMatMul &&
 		norm.dst == norm.a && norm.v != 0 && norm.dst.stride == norm.dst.cols && gate.b == gate.dst &&
 		sameRows(gate.dst, norm.dst) && sameRows(mul.a, gate.dst) && l.tiled(i+2) && CanHeadPack(int(norm.a.cols)) &&
 		!l.wanted(i+1, gate.dst)
@@ -595,7 +595,7 @@ func (l *lowering) made(mul int, v view, m Made) int {
 
 // makes returns the input of the product at mul if it can make it itself. How its matrix is cut is fixed then.
 func (l *lowering) makes(mul int, m *Made) (x MatMulInput, ok bool) {
-	if l.ops[mul].kind != opMatMul || l.ops[mul].n != 1 || l.b.products.Plain {
+	if l.ops[mul].kind != opMatMul || l.ops[mul].outputs != 1 || l.b.products.Plain {
 		return x, false
 	}
 	ps := l.products(mul)
@@ -752,7 +752,7 @@ func (l *lowering) expertMatMul(i int) {
 	x := l.pack(i)
 	pairs, experts := int(ps[0].dst.rows), ps[0].w.Experts()
 	tables := l.group(o.ids, pairs, experts)
-	l.cutExperts(int(o.m), ps, nil)
+	l.cutExperts(int(o.used), ps, nil)
 	jobs, owner := l.expertJobs(i, pairs)
 	l.out = l.b.products.ExpertMatMul(l.out, x, tables, pairs, jobs...)
 	l.leaveExperts(ps, jobs, owner, pairs)
@@ -784,16 +784,16 @@ func (l *lowering) single(i int) int {
 	switch o.kind {
 	case opMatMul:
 		l.matMul(i)
-		return 1 + int(o.n)
+		return 1 + int(o.outputs)
 	case opExpertMatMul:
 		l.expertMatMul(i)
-		return 1 + int(o.n)
+		return 1 + int(o.outputs)
 	case opSetInts:
 		n := 1
 		for l.at(i+n).kind == opSetInts {
 			n++
 		}
-		l.out = sm.Scatter(l.out, l.lay.base+Addr(setBytes*int(o.n)), n)
+		l.out = sm.Scatter(l.out, l.lay.base+Addr(setBytes*int(o.set)), n)
 		return n
 	case opEmbed:
 		l.overwrite(o.dst)
@@ -825,7 +825,7 @@ func (l *lowering) single(i int) int {
 	case opGated:
 		g, u := l.in(o.a), l.in(o.b)
 		l.overwrite(o.dst)
-		l.out = sm.Gated(l.out, o.dst.out(), g, u, o.n == int32(backend.GELU), rows, cols)
+		l.out = sm.Gated(l.out, o.dst.out(), g, u, o.gelu(), rows, cols)
 	case opSigmoidGate:
 		x, g := l.in(o.a), l.in(o.b)
 		l.overwrite(o.dst)
@@ -846,12 +846,12 @@ func (l *lowering) single(i int) int {
 	case opRoPE:
 		l.plain(o.a)
 		l.overwrite(o.dst)
-		l.out = sm.RoPE(l.out, o.dst.out(), o.b.out(), o.c.out(), rows, int(o.n), int(o.b.cols))
+		l.out = sm.RoPE(l.out, o.dst.out(), o.b.out(), o.c.out(), rows, int(o.heads), int(o.b.cols))
 	case opBlockConv:
 		x, dyn := l.plain(o.a), l.plain(o.b)
 		l.overwrite(o.dst)
-		taps := int(o.n) / cols
-		l.out = sm.BlockConv(l.out, o.dst.out(), x.out(), dyn.out(), o.v, o.ids, rows, cols, taps, int(dyn.cols)/taps)
+		l.out = sm.BlockConv(l.out, o.dst.out(), x.out(), dyn.out(), o.v, o.ids, rows, cols, int(o.taps),
+			int(dyn.cols/o.taps))
 	case opRoute:
 		if l.groups.ids == o.ids { // the choice before is gone
 			l.b.spare.give(l.groups.tables)
@@ -859,11 +859,11 @@ func (l *lowering) single(i int) int {
 		}
 		x := l.in(o.a)
 		l.overwrite(o.dst)
-		l.out = sm.Route(l.out, o.ids, o.dst.out(), x, rows, int(o.a.cols), int(o.n), o.f)
+		l.out = sm.Route(l.out, o.ids, o.dst.out(), x, rows, int(o.a.cols), int(o.used), o.f)
 	case opExpertSum:
 		y, w := l.in(o.a), l.plain(o.b)
 		l.overwrite(o.dst)
-		l.out = sm.ExpertSum(l.out, o.dst.out(), y, w.out(), o.ids, o.v, rows, cols, int(o.n))
+		l.out = sm.ExpertSum(l.out, o.dst.out(), y, w.out(), o.ids, o.v, rows, cols, int(o.used))
 	case opArgMax:
 		x := l.in(o.a)
 		spare := l.take(SelectScratch(int(o.a.rows), int(o.a.cols), 1))
@@ -877,9 +877,9 @@ func (l *lowering) single(i int) int {
 		b.spare.give(spare)
 	case opTopK:
 		x := l.in(o.a)
-		spare := l.take(SelectScratch(rows, int(o.a.cols), int(o.n)))
+		spare := l.take(SelectScratch(rows, int(o.a.cols), int(o.best)))
 		l.overwrite(o.dst)
-		l.keep(sm.TopK(l.out, o.ids, o.dst.out(), x, rows, int(o.a.cols), int(o.n), spare))
+		l.keep(sm.TopK(l.out, o.ids, o.dst.out(), x, rows, int(o.a.cols), int(o.best), spare))
 		b.spare.give(spare)
 	case opCandidates:
 		x := l.in(o.a)

@@ -1,7 +1,5 @@
 package gpu
 
-import "strobe/internal/backend"
-
 // mixture is a layer of experts as models write it: optionally an expert that all rows share (gate and up, activation,
 // down, and the gate of its output or, where it has another input than the experts, its norm), the router's product and
 // choice, the experts' gate and up, activation and down. The fields are places in the list of operations; those of what
@@ -19,7 +17,7 @@ type mixture struct {
 const mixtureRows = 64
 
 // after is the place behind a product's outputs.
-func (l *lowering) after(i int) int { return i + 1 + int(l.ops[i].n) }
+func (l *lowering) after(i int) int { return i + 1 + int(l.ops[i].outputs) }
 
 // match finds a mixture that begins at the product i.
 func (l *lowering) match(i int) (m mixture, ok bool) {
@@ -27,7 +25,7 @@ func (l *lowering) match(i int) (m mixture, ok bool) {
 		return m, false
 	}
 	m = mixture{shared: -1, sharedAct: -1, sharedDown: -1, sharedGate: -1, sharedNorm: -1, router: i}
-	if l.ops[i].n == 2 {
+	if l.ops[i].outputs == 2 {
 		m.shared, m.sharedAct = i, l.after(i)
 		m.sharedDown = m.sharedAct + 1
 		if !l.gatedFFN(m.shared, m.sharedAct, m.sharedDown) || l.at(m.sharedDown).kind != opMatMul {
@@ -35,7 +33,7 @@ func (l *lowering) match(i int) (m mixture, ok bool) {
 		}
 		m.router = l.after(m.sharedDown)
 		y := l.ops[m.sharedDown+1].dst
-		if o := l.at(m.router); o.kind == opMatMul && o.n == 1 && o.a == l.ops[i].a {
+		if o := l.at(m.router); o.kind == opMatMul && o.outputs == 1 && o.a == l.ops[i].a {
 			m.sharedGate = m.router
 			m.router = l.after(m.router)
 		} else if o.kind == opRMSNorm && o.a == y && o.dst == y {
@@ -44,7 +42,7 @@ func (l *lowering) match(i int) (m mixture, ok bool) {
 		}
 	}
 	router := l.at(m.router)
-	if router.kind != opMatMul || router.n != 1 {
+	if router.kind != opMatMul || router.outputs != 1 {
 		return m, false
 	}
 	m.route = l.after(m.router)
@@ -59,7 +57,7 @@ func (l *lowering) match(i int) (m mixture, ok bool) {
 	}
 	m.act = l.after(m.experts)
 	m.down = m.act + 1
-	if d := l.at(m.down); d.kind != opExpertMatMul || d.ids != route.ids || x.m != route.n || d.m != route.n ||
+	if d := l.at(m.down); d.kind != opExpertMatMul || d.ids != route.ids || x.used != route.used || d.used != route.used ||
 		!l.gatedFFN(m.experts, m.act, m.down) {
 		return m, false
 	}
@@ -75,7 +73,7 @@ func (l *lowering) match(i int) (m mixture, ok bool) {
 		}
 	}
 	// The router and the experts run before or beside the shared expert.
-	return m, l.ops[m.sharedAct].n == l.ops[m.act].n && !l.touched(m.shared, m.router, router.a) &&
+	return m, l.ops[m.sharedAct].act == l.ops[m.act].act && !l.touched(m.shared, m.router, router.a) &&
 		!l.touched(m.shared, m.router, x.a) &&
 		l.b.products.canGate(l.products(m.down)[0].w.WeightLayout, l.products(m.sharedDown)[0].w.WeightLayout)
 }
@@ -84,7 +82,7 @@ func (l *lowering) match(i int) (m mixture, ok bool) {
 // whose activation the kernel of the last can make.
 func (l *lowering) gatedFFN(i, act, down int) bool {
 	g, d := l.at(act), l.at(down)
-	if g.kind != opGated || d.kind != opMatMul && d.kind != opExpertMatMul || d.n != 1 || d.a != g.dst {
+	if g.kind != opGated || d.kind != opMatMul && d.kind != opExpertMatMul || d.outputs != 1 || d.a != g.dst {
 		return false
 	}
 	ps := l.products(i)
@@ -124,8 +122,8 @@ func (l *lowering) mixture(i int) int {
 	if m.shared >= 0 {
 		shared, sharedDown = l.products(m.shared), l.products(m.sharedDown)
 	}
-	l.cutExperts(int(l.ops[m.route].n), l.products(m.experts), shared)
-	l.cutExperts(int(l.ops[m.route].n), l.products(m.down), sharedDown)
+	l.cutExperts(int(l.ops[m.route].used), l.products(m.experts), shared)
+	l.cutExperts(int(l.ops[m.route].used), l.products(m.down), sharedDown)
 	if !l.fits(m) {
 		return 0
 	}
@@ -146,7 +144,7 @@ func (l *lowering) mixture(i int) int {
 func (l *lowering) chooseExperts(m mixture) (tables Addr, choice *Router) {
 	o, route := l.ops[m.router], l.ops[m.route]
 	router := l.ops[m.router+1]
-	rows, experts, used := int(o.a.rows), router.w.Rows(), int(route.n)
+	rows, experts, used := int(o.a.rows), router.w.Rows(), int(route.used)
 	r, one := l.router(m)
 	if !one {
 		if m.sharedGate >= 0 {
@@ -184,7 +182,7 @@ func (l *lowering) chooseExperts(m mixture) (tables Addr, choice *Router) {
 func (l *lowering) router(m mixture) (r Router, one bool) {
 	o, route, router := l.ops[m.router], l.ops[m.route], l.ops[m.router+1]
 	r = Router{W: router.w.floats(), X: o.a.out(), Logits: router.dst.out(), IDs: route.ids, Weights: route.dst.out(),
-		Used: int(route.n), Scale: route.f, Counter: l.b.counter}
+		Used: int(route.used), Scale: route.f, Counter: l.b.counter}
 	one = l.b.products.CanRoute(r.W, r.X)
 	if m.sharedGate >= 0 {
 		gate := l.ops[m.sharedGate+1]
@@ -294,7 +292,7 @@ func (l *lowering) feedForward(m mixture, x [2]MatMulInput, tables Addr, choice 
 	}
 	up := ExpertProduct{X: x[0], Shared: x[1], Tables: tables, Choice: choice, Pairs: pairs}
 	last := ExpertProduct{X: made(m.down), Tables: tables, Choice: choice, Pairs: pairs, Early: true,
-		GELU: l.ops[m.act].n == int32(backend.GELU)}
+		GELU: l.ops[m.act].gelu()}
 	type part struct {
 		mul, act, down, rows int
 	}
@@ -395,7 +393,7 @@ func (l *lowering) expertSum(i int) int {
 	if mul < 0 {
 		return 0
 	}
-	m := Mixed{X: l.plain(add.a).in(), Y: l.in(sum.a), Used: int(sum.n), Weights: l.plain(sum.b).out(), Scale: sum.v,
+	m := Mixed{X: l.plain(add.a).in(), Y: l.in(sum.a), Used: int(sum.used), Weights: l.plain(sum.b).out(), Scale: sum.v,
 		IDs: sum.ids,
 		Dst: add.dst.out(), W: norm.v, Eps: norm.f}
 	if gated.dst.addr != 0 {

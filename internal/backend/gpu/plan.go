@@ -434,7 +434,7 @@ func (l *lowering) queries(i int) int {
 		return h.n == n && h.dim == dim
 	}
 	if q.dst.addr != 0 {
-		c.Heads = int(q.rope.n)
+		c.Heads = int(q.rope.heads)
 		c.Out, c.OutStride = q.dst.addr, c.Heads*d.KeyDim
 		if !set(&q, &c.Q, c.Heads, d.KeyDim) || q.dst.stride != q.dst.cols || c.Out%16 != 0 {
 			return 0

@@ -142,7 +142,7 @@ func (l *lowering) post(i int) int {
 	first := l.ops[i]
 	t := Post{X: l.plain(e.x).in(), Dst: e.x.out(), WY: e.wy, WV: e.wv, Eps: e.eps, Factor: e.factor}
 	if e.experts {
-		t.Used, t.Weights, t.Scale, t.IDs = int(first.n), l.plain(first.b).out(), first.v, first.ids
+		t.Used, t.Weights, t.Scale, t.IDs = int(first.used), l.plain(first.b).out(), first.v, first.ids
 		t.Y = l.in(first.a)
 	} else {
 		t.Y = l.in(e.y)

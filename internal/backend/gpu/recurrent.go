@@ -18,10 +18,10 @@ func (l *lowering) deltaCall(layer int32, rows int) (*Delta, DeltaCall) {
 // between.
 func (l *lowering) shortConv(i int) int {
 	o, g := l.ops[i], *l.at(i + 1)
-	delta, c := l.deltaCall(o.n, int(o.a.rows))
+	delta, c := l.deltaCall(o.layer, int(o.a.rows))
 	c.U, c.W, c.QKV = l.in(o.a), o.v, o.dst.out()
 	l.overwrite(o.dst)
-	if g.kind != opGatedDelta || g.a != o.dst || g.n != o.n || l.wanted(i+1, o.dst) {
+	if g.kind != opGatedDelta || g.a != o.dst || g.layer != o.layer || l.wanted(i+1, o.dst) {
 		l.out = delta.ShortConv(l.out, c)
 		return 1
 	}
@@ -43,7 +43,7 @@ func (l *lowering) shortConv(i int) int {
 
 // gatedDelta runs the delta rule by itself.
 func (l *lowering) gatedDelta(o op) {
-	delta, c := l.deltaCall(o.n, int(o.a.rows))
+	delta, c := l.deltaCall(o.layer, int(o.a.rows))
 	x := l.plain(o.a)
 	c.QKV, c.Alpha, c.Beta, c.A, c.DT = x.out(), l.in(o.b), l.in(o.c), o.v, o.v2
 	l.overwrite(o.dst)
