@@ -37,7 +37,7 @@ func NewAttention(p Props, heads int, s backend.KVDims) (*Attention, error) {
 	half := func(t quant.Type) bool { return t != quant.F32 }
 	most := 16 // rows that every kernel of the family has
 	switch dim := s.KeyDim; {
-	case p.Plain:
+	case p.NoTensorCores:
 		most = fewAttentionRows
 	case dim != s.ValueDim || !half(s.Key) || !half(s.Value) || dim != 64 && dim != 128 && dim != 256 && dim != 512:
 	case p.Major == 9 && p.Minor == 0 && (dim > 64 || !a.packed()): // few large models have heads of 64
@@ -102,7 +102,7 @@ func (a *Attention) form(rows int) form {
 		}
 		return form{tensorAttend{dim: dim, tiles: 1}, 128, 16, 1, 2}
 	}
-	if a.props.Plain {
+	if a.props.NoTensorCores {
 		n := paddedHead(max(dim, a.Shape.ValueDim))
 		most := fewAttentionRows
 		if rows*a.chunk > most {
@@ -128,7 +128,7 @@ func (a *Attention) alike(longest int) int {
 func (a *Attention) Tiling(longest int) Tiling {
 	f := a.form(longest)
 	work := 0
-	if a.props.Plain {
+	if a.props.NoTensorCores {
 		work = max(1, longWork/(2*f.rows*PageSlots*(a.Shape.KeyDim+a.Shape.ValueDim)))
 	}
 	return Tiling{
@@ -202,7 +202,7 @@ type attnArgs struct {
 	at               KVPlace
 	kvheads, group   int32
 	chunk, chunks    int32
-	ring, unit       int32 // plain devices: which launch it is, and of how many that share the work
+	ring, unit       int32 // no tensor cores: which launch it is, and of how many that share the work
 	scale            float32
 	kept             Addr // sparse: a bit for each block of keys; 0: all are seen
 	words, block     int32
@@ -225,7 +225,7 @@ type AttnCall struct {
 	Unpack           Addr // for UnpackBytes: pages are unpacked once for all rows. 0: by every block that reads them
 	Entries          int  // of the table of pages
 	Sparse           *SparseCall
-	Shares           int  // launches that share the work, on plain devices; 0: one
+	Shares           int  // launches that share the work, without tensor cores; 0: one
 	after            bool // what it reads was made by the launch before
 }
 
@@ -350,7 +350,7 @@ func (a *Attention) over(ls []Call, c AttnCall) []Call {
 		l.Shared = 4 * 16 * (dim + a.Shape.ValueDim + 64 + 5)
 	}
 	shares := 1
-	if a.props.Plain {
+	if a.props.NoTensorCores {
 		shares = max(1, c.Shares)
 		args.unit, l.Alone = int32(shares), shares > 1
 	}

@@ -8,14 +8,14 @@ import (
 
 // Delta chooses the kernels of delta.cu: Gated DeltaNet with the sizes of one model. Its methods append calls to a list.
 type Delta struct {
-	dims   backend.DeltaDims
-	shape  deltaShape
-	units  int
-	exact  bool // there is a kernel for these sizes, if addresses are aligned
-	keys   int  // of a head, with padding
-	shared int  // bytes of shared memory a block may have
-	plain  bool // see plain.go
-	whole  bool // a kernel can have a layer, see Whole
+	dims          backend.DeltaDims
+	shape         deltaShape
+	units         int
+	exact         bool // there is a kernel for these sizes, if addresses are aligned
+	keys          int  // of a head, with padding
+	shared        int  // bytes of shared memory a block may have
+	noTensorCores bool // see notensorcores.go
+	whole         bool // a kernel can have a layer, see Whole
 }
 
 type deltaShape struct {
@@ -39,14 +39,14 @@ func NewDelta(p Props, dims backend.DeltaDims) (*Delta, error) {
 	case dims.KHeads < 1 || dims.VHeads < 1 || dims.Grouped && dims.VHeads%dims.KHeads != 0:
 		return nil, fmt.Errorf("%d recurrent value heads for %d key heads", dims.VHeads, dims.KHeads)
 	}
-	t := &Delta{dims: dims, units: p.Units, keys: 32, shared: p.SharedBlock, plain: p.Plain}
+	t := &Delta{dims: dims, units: p.Units, keys: 32, shared: p.SharedBlock, noTensorCores: p.NoTensorCores}
 	for t.keys < dims.KDim {
 		t.keys *= 2
 	}
 	t.exact = dims.KDim == 128 && dims.VDim%32 == 0
 	t.shape = deltaShape{int32(dims.KHeads), int32(dims.VHeads), int32(dims.KDim), int32(dims.VDim),
 		int32(dims.Kernel), asInt(dims.Grouped), int32(dims.StateValues()), int32(DeltaTapeRow(dims))}
-	t.whole = t.plain && p.Threads >= wholeThreads && p.SharedBlock >= wholeShared && t.wide() &&
+	t.whole = t.noTensorCores && p.Threads >= wholeThreads && p.SharedBlock >= wholeShared && t.wide() &&
 		dims.KDim == 128 && dims.VDim == 128 && dims.VHeads%2 == 0
 	return t, nil
 }
@@ -118,7 +118,7 @@ func (t *Delta) convLaunch(ls []Call, kernel Kernel, a convArgs, heads int) []Ca
 	const warps = 2 // of a block
 	blocks := 6     // that fit a multiprocessor
 	if kernel == kernelConv4 && a.rows >= promptRows {
-		if t.plain {
+		if t.noTensorCores {
 			a.run = 8
 		} else if t.dims.KDim == 128 && t.dims.VDim == 128 {
 			kernel, a.run, blocks = kernelConvRuns, 4, 8
@@ -126,7 +126,7 @@ func (t *Delta) convLaunch(ls []Call, kernel Kernel, a convArgs, heads int) []Ca
 	}
 	jobs := int(a.rows+a.run-1) / int(a.run) * heads
 	grid := min((jobs+warps-1)/warps, blocks*t.units)
-	if t.plain && kernel == kernelConv4 { // a block has a head
+	if t.noTensorCores && kernel == kernelConv4 { // a block has a head
 		grid = min(jobs, maxGroups)
 	}
 	return append(ls, Call{kernel, &a, Config{Grid: [3]int{max(1, grid), 1, 1}, Threads: 32 * warps, Early: true}})
@@ -195,10 +195,10 @@ type oneArgs struct {
 
 // one reports whether the delta rule makes the convolution of a single row itself.
 func (t *Delta) one(c *DeltaCall) bool {
-	return c.Rows == 1 && c.Segs == 1 && t.exact && t.wide() && !t.plain && t.dims.VHeads%t.dims.KHeads == 0
+	return c.Rows == 1 && c.Segs == 1 && t.exact && t.wide() && !t.noTensorCores && t.dims.VHeads%t.dims.KHeads == 0
 }
 
-// The kernel delta_whole of plain devices: its threads, room for its shared memory, and the most rows it takes.
+// The kernel delta_whole of devices without tensor cores: its threads, room for its shared memory, and the most rows it takes.
 const (
 	wholeThreads = 1024
 	wholeShared  = 32 << 10
@@ -280,7 +280,7 @@ func (t *Delta) ruleLaunch(ls []Call, kernel Kernel, a ruleArgs, segs, layers in
 }
 
 func (t *Delta) prompt(a *ruleArgs, segs int) bool {
-	return a.rows >= promptRows && segs == 1 && !t.plain
+	return a.rows >= promptRows && segs == 1 && !t.noTensorCores
 }
 
 // ruleBlocks is the number of blocks that have so many rows of a state.

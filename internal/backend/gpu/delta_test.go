@@ -694,7 +694,7 @@ func TestRecurrentRows(t *testing.T) {
 		g.same(fmt.Sprintf("%d at a time", each), run(each), want)
 	}
 	run(1)
-	if want := []string{"add_pack", "rows_q4k_1", "delta_whole", "rows_q4k_1"}; d.Props().Plain &&
+	if want := []string{"add_pack", "rows_q4k_1", "delta_whole", "rows_q4k_1"}; d.Props().NoTensorCores &&
 		!slices.Equal(d.names[:len(want)], want) {
 		t.Errorf("launches %v, want %v", d.names, want)
 	}

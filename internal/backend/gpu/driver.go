@@ -12,12 +12,12 @@ type Props struct {
 	Name        string
 	Major       int // compute capability
 	Minor       int
-	Units       int  // multiprocessors
-	Memory      int  // bytes in all
-	SharedBlock int  // bytes of shared memory a block may ask for
-	Threads     int  // of a block at most; 0: at least 1024
-	Plain       bool // it has the kernels of plain.go
-	Matrices    bool // and among them products by cooperative matrices
+	Units       int // multiprocessors
+	Memory      int // bytes in all
+	SharedBlock int // bytes of shared memory a block may ask for
+	Threads     int // of a block at most; 0: at least 1024
+	// NoTensorCores: it has the kernels of notensorcores.go, and, with Matrices, products by cooperative matrices.
+	NoTensorCores, Matrices bool
 }
 
 // Handle is a kernel as its driver knows it.

@@ -25,7 +25,7 @@ const MaxRecorded = maxRecorded
 
 func (b *Backend) Recorded() (n int) {
 	for _, l := range b.lists {
-		n += len(l.made)
+		n += len(l.recorded)
 	}
 	return n
 }

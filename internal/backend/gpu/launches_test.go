@@ -158,8 +158,8 @@ var listedDevices = []gpu.Props{
 	{Name: "blackwell", Major: 12, Units: 188, SharedBlock: 99 << 10},
 	{Name: "ampere", Major: 8, Units: 108, SharedBlock: 163 << 10},
 	{Name: "ada", Major: 8, Minor: 9, Units: 76, SharedBlock: 99 << 10},
-	{Name: "vulkan", Plain: true, Matrices: true, Units: 132, SharedBlock: 48 << 10, Threads: 1024},
-	{Name: "vulkan-small", Plain: true, Units: 12, SharedBlock: 16 << 10, Threads: 256},
+	{Name: "vulkan", NoTensorCores: true, Matrices: true, Units: 132, SharedBlock: 48 << 10, Threads: 1024},
+	{Name: "vulkan-small", NoTensorCores: true, Units: 12, SharedBlock: 16 << 10, Threads: 256},
 }
 
 // modelLists is a model with its drafter on a device, and what was written of its passes.

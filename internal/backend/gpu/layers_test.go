@@ -83,10 +83,10 @@ func (l *layerRun) input(ms ...*productMatrix) gpu.MatMulInput {
 	return x
 }
 
-// made is the input of a product that makes it, if that can be.
-func (l *layerRun) made(m *productMatrix, made gpu.Made) gpu.MatMulInput {
-	if l.p.CanMake(&made, l.n, m.WeightLayout, l.p.Cut(m.WeightLayout)[0]) {
-		return gpu.MatMulInput{ActLayout: l.p.Acts(l.n, m.WeightLayout), Made: &made}
+// selfPacked is the input of a product that packs it, if that can be.
+func (l *layerRun) selfPacked(m *productMatrix, made gpu.SelfPacked) gpu.MatMulInput {
+	if l.p.CanSelfPack(&made, l.n, m.WeightLayout, l.p.Cut(m.WeightLayout)[0]) {
+		return gpu.MatMulInput{ActLayout: l.p.Acts(l.n, m.WeightLayout), SelfPacked: &made}
 	}
 	return l.input(m)
 }
@@ -133,17 +133,17 @@ func (l *layerRun) list(prompt bool) {
 		p := l.multiplied("qkv z a b", in, m[:4]...)
 		l.add("", l.r.pool.Both(nil, gpu.DeltaCall{Table: table, Segs: 1, Rows: l.n, Layer: i, U: p[0], W: l.r.dw,
 			QKV: qkv, Alpha: p[2], Beta: p[3], A: l.r.da, DT: l.r.dd, Out: out, Scratch: between}))
-		in = l.made(m[4], gpu.Made{Kind: gpu.MadeHeads, X: gpu.Rows(out.P, width), Gate: p[1], W: w, Dim: l.dims.VDim,
+		in = l.selfPacked(m[4], gpu.SelfPacked{Kind: gpu.PackHeads, X: gpu.Rows(out.P, width), Gate: p[1], W: w, Dim: l.dims.VDim,
 			Eps: 1e-6})
-		if in.Made == nil {
+		if in.SelfPacked == nil {
 			l.add("", l.p.HeadPack(nil, packed(in), gpu.Rows(out.P, width), p[1], w, l.dims.VDim, 1e-6))
 		}
 		p = l.multiplied("out", in, m[4])
 		in = l.input(m[5:7]...)
 		residual("norm 2", &in, p[0])
 		p = l.multiplied("gate up", in, m[5:7]...)
-		in = l.made(m[7], gpu.Made{Kind: gpu.MadeSiLU, X: p[1], Gate: p[0]})
-		if in.Made == nil {
+		in = l.selfPacked(m[7], gpu.SelfPacked{Kind: gpu.PackSiLU, X: p[1], Gate: p[0]})
+		if in.SelfPacked == nil {
 			l.add("", l.p.GatedPack(nil, packed(in), p[0], p[1], false))
 		}
 		last = l.multiplied("down", in, m[7])[0]
@@ -202,11 +202,11 @@ func BenchmarkLayers(b *testing.B) {
 				}
 				fmt.Fprintf(&line, "  %s %.2f", kind, all-l.timed(rest, layers))
 			}
-			if l.p.Makes = false; n <= 8 {
+			if l.p.SelfPacks = false; n <= 8 {
 				l.list(false)
 				fmt.Fprintf(&line, "; all rows packed before %.1f", l.timed(slices.Clone(l.ls), layers))
 			}
-			l.p.Makes = true
+			l.p.SelfPacks = true
 			b.Log(line.String())
 		}
 		for _, m := range slices.Concat(l.layers...) {

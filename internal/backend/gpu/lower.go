@@ -507,11 +507,11 @@ func (l *lowering) gated(i int) int {
 		return 0
 	}
 	gate, up := l.in(o.a), l.in(o.b)
-	kind := MadeSiLU
+	kind := PackSiLU
 	if o.gelu() {
-		kind = MadeGELU
+		kind = PackGELU
 	}
-	if n := l.made(i+1, o.dst, Made{Kind: kind, X: up, Gate: gate}); n > 0 {
+	if n := l.selfPacked(i+1, o.dst, SelfPacked{Kind: kind, X: up, Gate: gate}); n > 0 {
 		return 1 + n
 	}
 	x := l.act(mul)
@@ -535,12 +535,12 @@ func (l *lowering) sigmoidGate(i int) int {
 	}
 	tokens := int(mul.a.rows)
 	v, gate := l.in(mul.a), l.split(o.b, tokens)
-	if n := l.made(i+1, mul.a, Made{Kind: MadeSigmoid, X: v, Gate: gate.in, Dim: gate.dim, Step: gate.step}); n > 0 {
+	if n := l.selfPacked(i+1, mul.a, SelfPacked{Kind: PackSigmoid, X: v, Gate: gate.in, Dim: gate.dim, Step: gate.step}); n > 0 {
 		return 1 + n
 	}
 	x := l.act(i + 1)
 	to := Packed{ActLayout: x.ActLayout, P: x.P}
-	if s := l.unmerged(i + 1); s != nil && l.b.products.Plain && int(s.dim) == gate.dim {
+	if s := l.unmerged(i + 1); s != nil && l.b.products.NoTensorCores && int(s.dim) == gate.dim {
 		l.unmerge()
 		l.out = l.b.products.MergePack(l.out, to, s, v, gate.in, gate.step)
 	} else {
@@ -567,7 +567,7 @@ func (l *lowering) headGate(i int) int {
 	}
 	norm, gate, mul := l.ops[i], l.ops[i+1], l.ops[i+2]
 	o, z := l.in(gate.dst), l.in(gate.a)
-	if n := l.made(i+2, mul.a, Made{Kind: MadeHeads, X: o, Gate: z, W: norm.v, Dim: int(norm.a.cols),
+	if n := l.selfPacked(i+2, mul.a, SelfPacked{Kind: PackHeads, X: o, Gate: z, W: norm.v, Dim: int(norm.a.cols),
 		Eps: norm.f}); n > 0 {
 		return 2 + n
 	}
@@ -578,13 +578,13 @@ func (l *lowering) headGate(i int) int {
 	return 2
 }
 
-// made has the product at mul make its input v itself, if it is the only one to read it and has few rows, and returns
-// how many operations that were.
-func (l *lowering) made(mul int, v view, m Made) int {
+// selfPacked has the product at mul pack its input v itself, if it is the only one to read it and has few rows, and
+// returns how many operations that were.
+func (l *lowering) selfPacked(mul int, v view, m SelfPacked) int {
 	if l.at(mul).kind != opMatMul || !sameRows(l.ops[mul].a, v) || l.mixed(mul) || l.read(mul+1, v) {
 		return 0
 	}
-	x, ok := l.makes(mul, &m)
+	x, ok := l.packsItself(mul, &m)
 	if !ok {
 		return 0
 	}
@@ -593,15 +593,15 @@ func (l *lowering) made(mul int, v view, m Made) int {
 	return 2
 }
 
-// makes returns the input of the product at mul if it can make it itself. How its matrix is cut is fixed then.
-func (l *lowering) makes(mul int, m *Made) (x MatMulInput, ok bool) {
-	if l.ops[mul].kind != opMatMul || l.ops[mul].outputs != 1 || l.b.products.Plain {
+// packsItself returns the input of the product at mul if it can pack it itself. How its matrix is cut is fixed then.
+func (l *lowering) packsItself(mul int, m *SelfPacked) (x MatMulInput, ok bool) {
+	if l.ops[mul].kind != opMatMul || l.ops[mul].outputs != 1 || l.b.products.NoTensorCores {
 		return x, false
 	}
 	ps := l.products(mul)
 	l.b.cut(ps)
-	x = MatMulInput{ActLayout: l.actLayout(mul), Made: m}
-	can := func() bool { return l.b.products.CanMake(m, x.Rows, ps[0].w.WeightLayout, ps[0].w.blocks) }
+	x = MatMulInput{ActLayout: l.actLayout(mul), SelfPacked: m}
+	can := func() bool { return l.b.products.CanSelfPack(m, x.Rows, ps[0].w.WeightLayout, ps[0].w.blocks) }
 	if s := l.unmerged(mul); s != nil {
 		if m.Splits = s; can() {
 			l.unmerge()
@@ -655,7 +655,7 @@ func (l *lowering) matMul(i int) {
 	}
 }
 
-// pack returns the input of the product at i in the form it reads, or as the product makes it. A norm's rows that are
+// pack returns the input of the product at i in the form it reads, or as the product packs it itself. A norm's rows that are
 // packed in another form are packed as they were: a row's bits must not depend on which form is made first.
 func (l *lowering) pack(i int) MatMulInput {
 	v, lay := l.ops[i].a, l.actLayout(i)
@@ -669,7 +669,7 @@ func (l *lowering) pack(i int) MatMulInput {
 		}
 	}
 	if norm == nil {
-		if x, ok := l.makes(i, &Made{Kind: MadePlain, X: l.in(v)}); ok {
+		if x, ok := l.packsItself(i, &SelfPacked{Kind: PackRows, X: l.in(v)}); ok {
 			return x
 		}
 	}
@@ -869,7 +869,7 @@ func (l *lowering) single(i int) int {
 		spare := l.take(SelectScratch(int(o.a.rows), int(o.a.cols), 1))
 		var to Out
 		at := slices.IndexFunc(l.pieces, func(p piecewise) bool { return p.v == o.a })
-		if at >= 0 && !b.products.Plain && o.a.out().aligned() { // they are wanted at the end of the step
+		if at >= 0 && !b.products.NoTensorCores && o.a.out().aligned() { // they are wanted at the end of the step
 			to = o.a.out()
 			l.dropPieces(at)
 		}
@@ -884,7 +884,7 @@ func (l *lowering) single(i int) int {
 	case opCandidates:
 		x := l.in(o.a)
 		at := slices.IndexFunc(l.pieces, func(p piecewise) bool { return p.v == o.a })
-		if at >= 0 && !b.products.Plain && o.a.out().aligned() { // they become plain rows on the way
+		if at >= 0 && !b.products.NoTensorCores && o.a.out().aligned() { // they become plain rows on the way
 			l.dropPieces(at)
 		} else {
 			x = l.plain(o.a).in()

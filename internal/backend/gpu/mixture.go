@@ -375,8 +375,8 @@ func (l *lowering) leaveExperts(ps []op, jobs []ExpertJob, owner Addr, rows int)
 	}
 }
 
-// expertSum: s = weighted sum of experts; s += gated shared expert; x += s; h = norm(x), where h is multiplied. Plain
-// devices have no kernel for it.
+// expertSum: s = weighted sum of experts; s += gated shared expert; x += s; h = norm(x), where h is multiplied.
+// Without tensor cores there is no kernel for it.
 func (l *lowering) expertSum(i int) int {
 	sum, j := l.ops[i], i+1
 	gated := *l.at(j)
@@ -386,7 +386,7 @@ func (l *lowering) expertSum(i int) int {
 		gated = op{}
 	}
 	add, at := *l.at(j), j
-	if l.b.products.Plain || add.kind != opAdd || add.dst != add.a || add.b != sum.dst || l.read(j, sum.dst) {
+	if l.b.products.NoTensorCores || add.kind != opAdd || add.dst != add.a || add.b != sum.dst || l.read(j, sum.dst) {
 		return 0
 	}
 	j, norm, mul := l.normOf(at)

@@ -48,7 +48,7 @@ func groupsOf(tables, ids Addr, pairs, experts int) groupArgs {
 // expert of row t.
 func (p *Products) GroupExperts(ls []Call, tables, ids Addr, pairs, experts int) []Call {
 	a := groupsOf(tables, ids, pairs, experts)
-	if p.Plain {
+	if p.NoTensorCores {
 		a.tile = pairsAtOnce
 	}
 	const sums = 8 * 1024 / 32 // of the warps
@@ -168,7 +168,7 @@ func (p *Products) ExpertMatMul(ls []Call, x MatMulInput, tables Addr, pairs int
 		if len(jobs) > 1 && alike(jobs[0].WeightLayout, jobs[1].WeightLayout) {
 			n = 2
 		}
-		if p.Plain {
+		if p.NoTensorCores {
 			ls = append(ls, rowsExpertsCall(x, tables, pairs, jobs[:n]))
 			jobs = jobs[n:]
 			continue

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// A plain device (Props.Plain) has no tensor cores that kernels could count on. Its kernels have the names and
+// Vulkan devices have no tensor cores that kernels could count on (Props.NoTensorCores). Their kernels have the
 // arguments of the others, but products take activations as signed bytes, row by row, in launches of one format;
 // attention computes in float32.
 
@@ -119,7 +119,7 @@ func paddedHead(dim int) int {
 	return n
 }
 
-// fewAttentionRows is the number of rows (tokens x heads) of a plain attention kernel for one token; for more of them
+// fewAttentionRows is the number of rows (tokens x heads) of an attention kernel for one token; for more of them
 // it has twice as many. With 8 and 16, whose instructions are twice as long, a layer with 1,024 slots took an H200
 // 11 us more for one token, 24 for 8 and 31 for 16; with 4 rows for all of them prompts and 16 tokens were slower.
 const fewAttentionRows = 4
@@ -130,7 +130,7 @@ type readArgs struct {
 	_     int32
 }
 
-// ReadSpeed measures how many bytes a second a kernel of a plain device reads.
+// ReadSpeed measures how many bytes a second a kernel of such a device reads.
 func (b *Backend) ReadSpeed(bytes, rounds int) (float64, error) {
 	from, err := b.d.Alloc(bytes)
 	if err != nil {

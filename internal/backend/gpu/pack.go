@@ -18,10 +18,10 @@ func (a *Packed) args() actArgs { return actArgs{a.P, int32(a.KB()), int32(a.NT)
 
 // small is the launch of a kernel between products, with a warp for each row and 256 columns. Blocks have two warps, so
 // that they find room beside a product that runs; for few rows there are at most two of them for each multiprocessor,
-// which leaves room for the next product. On plain devices a block has one row and 256 columns at a time.
+// which leaves room for the next product. Without tensor cores a block has one row and 256 columns at a time.
 func (p *Products) small(k Kernel, a *Packed, args any) Call {
 	grid := min(2*p.Units*(1+a.Rows/9), (a.Rows*a.KB()+1)/2)
-	if p.Plain {
+	if p.NoTensorCores {
 		grid = min(maxGroups, a.Rows*a.KB())
 	}
 	return Call{k, args, Config{Grid: [3]int{grid, 1, 1}, Threads: 64, Early: p.Bulk}}
@@ -134,7 +134,7 @@ type mergePackArgs struct {
 	_                     int32
 }
 
-// MergePack is SigmoidPack of attention's output of which some rows are still in splits, on plain devices.
+// MergePack is SigmoidPack of attention's output of which some rows are still in splits, without tensor cores.
 func (p *Products) MergePack(ls []Call, to Packed, s *Splits, x, gate In, step int) []Call {
 	a := mergePackArgs{act: to.args(), gate: gate, x: x.P, part: s.part, ml: s.ml, sinks: s.sinks, seen: s.seen,
 		stride: x.Stride, rows: int32(to.Rows), cols: int32(to.Cols), dim: s.dim, step: int32(step)}

@@ -75,7 +75,7 @@ func (l *lowering) ends(i int) (e ending, ok bool) {
 		return o.kind == opRMSNorm && o.a == v && o.dst == v && o.v != 0 && o.v%16 == 0 && o.f == norm.f
 	}
 	e.y, e.wy, e.eps, e.factor = norm.dst, norm.v, norm.f, 1
-	if l.b.products.Plain || !own(norm, e.y) || first.dst != e.y || e.y.cols <= shortRow || e.y.cols > postColumns ||
+	if l.b.products.NoTensorCores || !own(norm, e.y) || first.dst != e.y || e.y.cols <= shortRow || e.y.cols > postColumns ||
 		e.y.cols%8 != 0 || !e.y.out().aligned() || e.experts && !first.a.out().aligned() {
 		return e, false
 	}

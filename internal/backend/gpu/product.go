@@ -12,16 +12,16 @@ type Products struct {
 	Bulk   bool // copies that complete on barriers, dependent launch (9.0 and later)
 	Groups bool // products of warpgroups (9.0 alone)
 	Ahead  int  // bytes of the next product's weights that a block asks for; 0: none
-	Makes  bool // products of few rows make their activations; otherwise all are packed before
-	Plain  bool // see plain.go
-	// Plain: matrices instead of products of bytes, for many rows.
-	Matrices bool
+	// SelfPacks: products of few rows pack their input themselves; otherwise it is packed before.
+	SelfPacks     bool
+	NoTensorCores bool // see notensorcores.go
+	Matrices      bool // without tensor cores: cooperative matrices instead of products of bytes, for many rows
 }
 
 // NewProducts returns the choices for a device.
 func NewProducts(p Props) *Products {
 	return &Products{Units: p.Units, Shared: p.SharedBlock, Bulk: p.Major >= 9, Groups: p.Major == 9 && p.Minor == 0,
-		Plain: p.Plain, Matrices: p.Matrices, Ahead: askAhead, Makes: true}
+		NoTensorCores: p.NoTensorCores, Matrices: p.Matrices, Ahead: askAhead, SelfPacks: true}
 }
 
 // askAhead is how much of the next product's weights a block asks for. With 64 KiB a layer of a 27B model took 1 % less
@@ -29,10 +29,10 @@ func NewProducts(p Props) *Products {
 // load.
 const askAhead = 64 << 10
 
-// madeJobs is how many rows and stages of activations a block makes itself, at most: one for each of its 16 warps. That
+// selfPackedJobs is how many rows and stages of activations a block packs itself, at most: one for each of its 16 warps. That
 // took 0.6 us off a layer of a 27B model for one row and 1.6 off one of a 4B model; twice as much made a layer of the
 // 27B 1.6 us slower for two rows.
-const madeJobs = 16
+const selfPackedJobs = 16
 
 // mergedJobs is the same where it adds the splits of attention: two columns for each thread.
 const mergedJobs = 4
@@ -89,7 +89,7 @@ func groupFormat(f Format) bool {
 // Acts returns how rows of activations are packed for products with all of these matrices.
 func (p *Products) Acts(rows int, ws ...WeightLayout) ActLayout {
 	a := ActLayout{Rows: rows, Cols: ws[0].Cols}
-	if p.Plain {
+	if p.NoTensorCores {
 		a.NT = rowsLayout
 		return a
 	}
@@ -149,7 +149,7 @@ const maxPieces = 10
 // Cut deals the multiprocessors to matrices that are multiplied in one launch, by their bytes: how many blocks each
 // gets. This decides where its sums are cut, so it belongs to the matrix and not to a batch.
 //
-// A plain device says three for every two multiprocessors: six workgroups of a product fit on one, if they have few
+// A device without tensor cores says three for every two multiprocessors: six workgroups of a product fit on one, if they have few
 // registers. Those of Q6_K have more, and four fit. With as many as fit an H200 takes 27.0 instead of 29.1 us for one
 // row, 8.23 instead of 8.41 ms for a pass of a 27B model, but 11.96 instead of 11.75 for one of eight rows.
 func (p *Products) Cut(ws ...WeightLayout) []int {
@@ -157,7 +157,7 @@ func (p *Products) Cut(ws ...WeightLayout) []int {
 	for _, w := range ws {
 		total += w.MatrixBytes()
 	}
-	if p.Plain && !slices.ContainsFunc(ws, func(w WeightLayout) bool { return w.Format != TileQ6K }) {
+	if p.NoTensorCores && !slices.ContainsFunc(ws, func(w WeightLayout) bool { return w.Format != TileQ6K }) {
 		units = max(1, units*2/3)
 	}
 	left := units
@@ -262,15 +262,15 @@ func PieceBytes(in In) int { return in.Pieces() * int(in.N) * int(in.Groups) * s
 // MatMulInput is packed activations.
 type MatMulInput struct {
 	ActLayout
-	P    Addr
-	Sums Addr    // sums of squares, if results are to be divided by the root mean square of the rows
-	Eps  float32 // of that
-	Made *Made   // the product packs the rows itself: there is no address
+	P          Addr
+	Sums       Addr        // sums of squares, if results are to be divided by the root mean square of the rows
+	Eps        float32     // of that
+	SelfPacked *SelfPacked // the product packs the rows itself: there is no address
 }
 
-// Made is rows that a product makes and packs itself instead of reading them packed.
-type Made struct {
-	Kind      MadeKind
+// SelfPacked is rows that a product computes and packs itself instead of reading them packed.
+type SelfPacked struct {
+	Kind      PackKind
 	X, Gate   In
 	W         Addr // of the norm of heads
 	Dim, Step int  // heads have Dim values, and their gates begin Step values after each other; 0: no heads
@@ -284,16 +284,16 @@ type Splits struct {
 	heads, dim            int32
 }
 
-// MadeKind is what is made of rows.
-type MadeKind int32
+// PackKind is what is packed.
+type PackKind int32
 
 // The kinds, as in pack.h.
 const (
-	MadePlain   MadeKind = iota // X
-	MadeSiLU                    // silu(Gate) * X
-	MadeGELU                    // gelu(Gate) * X
-	MadeSigmoid                 // X * sigmoid(Gate), head by head
-	MadeHeads                   // RMSNorm of the heads of X, times W and silu(Gate)
+	PackRows    PackKind = iota // X
+	PackSiLU                    // silu(Gate) * X
+	PackGELU                    // gelu(Gate) * X
+	PackSigmoid                 // X * sigmoid(Gate), head by head
+	PackHeads                   // RMSNorm of the heads of X, times W and silu(Gate)
 )
 
 type makeArgs struct {
@@ -325,33 +325,33 @@ type mergedThenArgs struct {
 	then addPackArgs
 }
 
-// CanMake reports whether a product of so many rows with w, cut over so many blocks, can make its own input: it must be
+// CanSelfPack reports whether a product of so many rows with w, cut over so many blocks, can pack its own input: it must be
 // little for every block, which shares it with none.
-func (p *Products) CanMake(m *Made, rows int, w WeightLayout, blocks int) bool {
-	jobs := madeJobs
+func (p *Products) CanSelfPack(m *SelfPacked, rows int, w WeightLayout, blocks int) bool {
+	jobs := selfPackedJobs
 	if m.Splits != nil {
 		if jobs = mergedJobs; w.Format != TileQ4K { // no other format has such a kernel
 			return false
 		}
 	}
-	return p.Bulk && p.Makes && setOf([]WeightLayout{w}) != setAll && rows <= 8 &&
-		rows*madeStages(w, blocks) <= jobs &&
-		p.madeDepth(w, blocks) >= 4 && w.Cols%8 == 0 &&
-		m.X.fast() && (m.Gate.P == 0 || m.Gate.fast()) && (m.Kind != MadeSigmoid || m.Dim%8 == 0 && m.Step%8 == 0)
+	return p.Bulk && p.SelfPacks && setOf([]WeightLayout{w}) != setAll && rows <= 8 &&
+		rows*selfPackedStages(w, blocks) <= jobs &&
+		p.selfPackedDepth(w, blocks) >= 4 && w.Cols%8 == 0 &&
+		m.X.fast() && (m.Gate.P == 0 || m.Gate.fast()) && (m.Kind != PackSigmoid || m.Dim%8 == 0 && m.Step%8 == 0)
 }
 
-// madeStages is the largest number of stages of activations that a block has.
-func madeStages(w WeightLayout, blocks int) int {
+// selfPackedStages is the largest number of stages of activations that a block has.
+func selfPackedStages(w WeightLayout, blocks int) int {
 	return min(w.Stages(), (w.Groups()*w.Stages()+blocks-1)/blocks)
 }
 
-// madeFront is what lies in front of the ring of a product that makes its activations.
-func madeFront(w WeightLayout, blocks int) int {
-	return soloFront + (madeStages(w, blocks)*actTile+127)&^127
+// selfPackedFront is what lies in front of the ring of a product that makes its activations.
+func selfPackedFront(w WeightLayout, blocks int) int {
+	return soloFront + (selfPackedStages(w, blocks)*actTile+127)&^127
 }
 
-func (p *Products) madeDepth(w WeightLayout, blocks int) int {
-	return min(8, (p.Shared-madeFront(w, blocks))/slot(0, []WeightLayout{w}))
+func (p *Products) selfPackedDepth(w WeightLayout, blocks int) int {
+	return min(8, (p.Shared-selfPackedFront(w, blocks))/slot(0, []WeightLayout{w}))
 }
 
 // fast reports whether kernels can read eight columns at a time.
@@ -395,14 +395,14 @@ func (p *Products) MatMul(ls []Call, x MatMulInput, jobs ...MatMulJob) []Call {
 		ls = p.MatMul(ls, x, jobs[:maxJobs]...)
 		jobs = jobs[maxJobs:]
 	}
-	if p.Plain {
+	if p.NoTensorCores {
 		return p.rowsMatMul(ls, x, jobs)
 	}
 	if x.NT == 0 {
 		return p.prompt(ls, x, jobs)
 	}
-	if x.Made != nil {
-		return append(ls, p.made(x, jobs[0]))
+	if x.SelfPacked != nil {
+		return append(ls, p.selfPacked(x, jobs[0]))
 	}
 	a, grid, ws := productArgsOf(x, jobs)
 	a.depth = int32(p.depth(x.NT, ws))
@@ -414,11 +414,11 @@ func (p *Products) MatMul(ls []Call, x MatMulInput, jobs ...MatMulJob) []Call {
 	return append(ls, c)
 }
 
-// made is the product of rows that it makes itself.
-func (p *Products) made(x MatMulInput, j MatMulJob) Call {
+// selfPacked is the product of rows that it packs itself.
+func (p *Products) selfPacked(x MatMulInput, j MatMulJob) Call {
 	a, grid, ws := productArgsOf(x, []MatMulJob{j})
-	a.depth, a.most = int32(p.madeDepth(j.WeightLayout, j.Blocks)), int32(madeStages(j.WeightLayout, j.Blocks))
-	m := *x.Made
+	a.depth, a.most = int32(p.selfPackedDepth(j.WeightLayout, j.Blocks)), int32(selfPackedStages(j.WeightLayout, j.Blocks))
+	m := *x.SelfPacked
 	if m.Dim == 0 {
 		m.Dim = max(8, x.Cols)
 	}
@@ -429,7 +429,7 @@ func (p *Products) made(x MatMulInput, j MatMulJob) Call {
 		dim: int32(m.Dim), step: int32(m.Step), eps: m.Eps}}
 	k := soloProduct{set: setOf(ws), selfPacked: true}
 	c := Call{k, &args, Config{Grid: [3]int{grid, 1, 1}, Threads: 512, Early: true,
-		Shared: madeFront(j.WeightLayout, j.Blocks) + int(a.depth)*slot(0, ws)}}
+		Shared: selfPackedFront(j.WeightLayout, j.Blocks) + int(a.depth)*slot(0, ws)}}
 	if m.Splits != nil {
 		k.merged = true
 		c.Kernel, c.Args = k, &mergedArgs{args, *m.Splits}

@@ -43,7 +43,7 @@ func openDevice(t testing.TB) gpu.Driver {
 func openPlain(t testing.TB) gpu.Driver {
 	t.Helper()
 	if os.Getenv("STROBE_GPU") != "vulkan" {
-		t.Skip("needs a device with the kernels of plain.go: set STROBE_GPU=vulkan")
+		t.Skip("needs a device with the kernels of notensorcores.go: set STROBE_GPU=vulkan")
 	}
 	return openDevice(t)
 }

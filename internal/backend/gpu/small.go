@@ -9,12 +9,12 @@ import (
 // Small chooses the kernels of small.cu and select.cu: what is done to rows of activations beside products, attention
 // and recurrence. Its methods append calls to a list.
 type Small struct {
-	units int
-	plain bool // see plain.go
+	units         int
+	noTensorCores bool // see notensorcores.go
 }
 
 // NewSmall returns the choices for a device.
-func NewSmall(p Props) *Small { return &Small{units: p.Units, plain: p.Plain} }
+func NewSmall(p Props) *Small { return &Small{units: p.Units, noTensorCores: p.NoTensorCores} }
 
 func (s *Small) launch(ls []Call, kernel Kernel, grid [3]int, threads, shared int, args any) []Call {
 	return append(ls, Call{kernel, args, Config{Grid: grid, Threads: threads, Shared: shared, Early: true}})
@@ -257,20 +257,20 @@ const mergeShared = 32 << 10
 // MaxTopK bounds k of TopK: the kernels take that many rounds.
 const MaxTopK = 256
 
-// ArgMax finds the largest value of every row. If plain, which plain devices do not know, has an address, it also gets
-// the rows: the sums of pieces.
-func (s *Small) ArgMax(ls []Call, ids Addr, x In, plain Out, rows, cols int, scratch Addr) []Call {
+// ArgMax finds the largest value of every row. With tensor cores, if rowsTo has an address,
+// it also gets the rows: the sums of pieces.
+func (s *Small) ArgMax(ls []Call, ids Addr, x In, rowsTo Out, rows, cols int, scratch Addr) []Call {
 	a, shared := s.selection(ids, Out{}, x, rows, cols, 1, scratch)
-	if s.plain {
+	if s.noTensorCores {
 		return s.choose(ls, kernelMaxOnly, &a, a, shared)
 	}
-	return s.choose(ls, kernelMaxParts, &maxArgs{selectArgs: a, plain: plain.P, stride: int32(plain.Stride)}, a, shared)
+	return s.choose(ls, kernelMaxParts, &maxArgs{selectArgs: a, rowsTo: rowsTo.P, stride: int32(rowsTo.Stride)}, a, shared)
 }
 
 type maxArgs struct {
 	selectArgs
-	plain, groups Addr
-	stride, _     int32
+	rowsTo, groups Addr
+	stride, _      int32
 }
 
 type candidateArgs struct {
@@ -301,7 +301,7 @@ func (s *Small) Candidates(ls []Call, dst Addr, x In, plain Out, rows, cols int,
 	first := maxArgs{selectArgs: selectArgs{keys: a.keys, x: x, rows: int32(rows), cols: int32(cols), k: 1,
 		parts: int32(parts)}, groups: a.groups, stride: int32(plain.Stride)}
 	if x.Groups > 0 {
-		first.plain = plain.P
+		first.rowsTo = plain.P
 	}
 	ls = s.launch(ls, kernelGroups, [3]int{parts, rows, 1}, selectThreads, 64+4*(selectPart/256+1), &first)
 	if table != 0 {

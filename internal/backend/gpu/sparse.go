@@ -27,4 +27,4 @@ func (b *Backend) SparseAttention(dst, q backend.Tensor, group, layer int, p bac
 }
 
 // HasSparse says whether there are kernels for blocks of so many tokens.
-func (b *Backend) HasSparse(block int) bool { return b.props.Plain || block%PageSlots == 0 }
+func (b *Backend) HasSparse(block int) bool { return b.props.NoTensorCores || block%PageSlots == 0 }

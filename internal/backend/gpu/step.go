@@ -121,13 +121,13 @@ func (b *Backend) BeginStep(p *backend.Plan) {
 
 // list is the operations of a step, and what they became.
 type list struct {
-	name  int
-	ops   []op
-	sets  []setInts
-	uses  []attnOp      // the kinds of attention among the operations
-	rows  map[int32]int // of the operations over each plan of keys and values, padding included
-	delta int           // rows of the recurrent layers
-	made  []*recorded   // by layout
+	name     int
+	ops      []op
+	sets     []setInts
+	uses     []attnOp      // the kinds of attention among the operations
+	rows     map[int32]int // of the operations over each plan of keys and values, padding included
+	delta    int           // rows of the recurrent layers
+	recorded []*recorded   // by layout
 }
 
 // newList keeps the operations of a step.
@@ -218,7 +218,7 @@ func (b *Backend) EndStep() (int, error) {
 	if len(s.ops) <= shortList {
 		l := newList(0, s)
 		err := b.run(l)
-		for _, r := range l.made {
+		for _, r := range l.recorded {
 			r.close()
 		}
 		return 0, err
@@ -274,7 +274,7 @@ func (b *Backend) run(l *list) error {
 		return err
 	}
 	b.turn++
-	i := slices.IndexFunc(l.made, func(r *recorded) bool { return r.layout.same(&lay) })
+	i := slices.IndexFunc(l.recorded, func(r *recorded) bool { return r.layout.same(&lay) })
 	if b.rehearses && i >= 0 {
 		return nil
 	}
@@ -292,9 +292,9 @@ func (b *Backend) run(l *list) error {
 			return err
 		}
 		b.dropOldest()
-		l.made = append(l.made, &recorded{layout: lay, launches: ls})
-		i = len(l.made) - 1
-	} else if r := l.made[i]; r.rec == nil && r.uses >= recordAfter {
+		l.recorded = append(l.recorded, &recorded{layout: lay, launches: ls})
+		i = len(l.recorded) - 1
+	} else if r := l.recorded[i]; r.rec == nil && r.uses >= recordAfter {
 		if r.rec, err = b.d.Record(r.launches); err != nil {
 			return err
 		}
@@ -302,7 +302,7 @@ func (b *Backend) run(l *list) error {
 			r.uses = 0 // there may be room later
 		}
 	}
-	r := l.made[i]
+	r := l.recorded[i]
 	r.used = b.turn
 	r.uses++
 	if len(blk) > 0 {
@@ -326,7 +326,7 @@ func (b *Backend) dropOldest() {
 	var oldest *recorded
 	n := 0
 	for _, l := range b.lists {
-		for _, r := range l.made {
+		for _, r := range l.recorded {
 			if n++; oldest == nil || r.used < oldest.used {
 				oldest = r
 			}
@@ -340,15 +340,15 @@ func (b *Backend) dropOldest() {
 // drop forgets what it is told to, and lists of which nothing is left.
 func (b *Backend) drop(which func(r *recorded) bool) {
 	b.lists = slices.DeleteFunc(b.lists, func(l *list) bool {
-		had := len(l.made) > 0
-		l.made = slices.DeleteFunc(l.made, func(r *recorded) bool {
+		had := len(l.recorded) > 0
+		l.recorded = slices.DeleteFunc(l.recorded, func(r *recorded) bool {
 			if which(r) {
 				r.close()
 				return true
 			}
 			return false
 		})
-		return had && len(l.made) == 0
+		return had && len(l.recorded) == 0
 	})
 }
 

@@ -27,7 +27,7 @@ func (b *Backend) Weigh(dst, q, k backend.Tensor, p backend.AttnParams) {
 		n: int32(n), rows: int32(q.Rows), heads: int32(p.Heads), kvHeads: int32(p.KVHeads), dim: int32(q.Cols / p.Heads),
 		qStride: int32(q.Stride), kStride: int32(k.Stride), dstStride: int32(dst.Stride), scale: p.Scale * math.Log2E}
 	blocks := (n + 3) / 4
-	if b.props.Plain {
+	if b.props.NoTensorCores {
 		blocks = min(blocks, maxGroups)
 	}
 	b.launch(Call{kernelWeighLogits, &a, Config{Grid: [3]int{blocks, p.KVHeads, 1}, Threads: 128}},

@@ -155,7 +155,7 @@ func (d *Driver) open() (err error) {
 		return err
 	}
 	limits := &d.phys.properties.Limits
-	d.props = gpu.Props{Name: d.dev.Name, Plain: true, Units: d.units(), Memory: d.dev.Memory,
+	d.props = gpu.Props{Name: d.dev.Name, NoTensorCores: true, Units: d.units(), Memory: d.dev.Memory,
 		SharedBlock: int(limits.MaxComputeSharedMemorySize),
 		Threads:     int(min(limits.MaxComputeWorkGroupInvocations, limits.MaxComputeWorkGroupSize[0]))}
 	return nil

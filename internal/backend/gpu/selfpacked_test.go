@@ -35,12 +35,12 @@ func TestMadeOfSplits(t *testing.T) {
 			r := &productRig{t, w.d, gpu.NewProducts(w.d.Props())}
 			m := r.productMatrix(rand.New(rand.NewPCG(5, 5)), quant.Q4_K, 300, width, 1)
 			defer r.release(m.w)
-			for _, made := range []gpu.Made{{Kind: gpu.MadePlain, X: gpu.Rows(call.Out, width)},
-				{Kind: gpu.MadeSigmoid, X: gpu.Rows(call.Out, width), Gate: gpu.Rows(gates, 2*width), Dim: kd, Step: 2 * kd}} {
+			for _, made := range []gpu.SelfPacked{{Kind: gpu.PackRows, X: gpu.Rows(call.Out, width)},
+				{Kind: gpu.PackSigmoid, X: gpu.Rows(call.Out, width), Gate: gpu.Rows(gates, 2*width), Dim: kd, Step: 2 * kd}} {
 				cut := r.p.Cut(m.WeightLayout)
-				x := gpu.MatMulInput{ActLayout: r.p.Acts(n, m.WeightLayout), Made: &made}
+				x := gpu.MatMulInput{ActLayout: r.p.Acts(n, m.WeightLayout), SelfPacked: &made}
 				want := r.multiply(slices.Clone(ls), x, []*productMatrix{m}, cut, 1)[0]
-				if made.Splits = w.at.Splits(call); !r.p.CanMake(&made, n, m.WeightLayout, cut[0]) {
+				if made.Splits = w.at.Splits(call); !r.p.CanSelfPack(&made, n, m.WeightLayout, cut[0]) {
 					t.Fatalf("%d rows in %d blocks cannot be made", n, cut[0])
 				}
 				w.d.Fill(call.Out, 0xff, 4*n*width)
@@ -63,9 +63,9 @@ func TestClusters(t *testing.T) {
 		for _, c := range []struct{ n, cluster int }{{1, 8}, {2, 5}, {8, 8}, {7, 4}} {
 			gate, up := upload(r, randomRows(rnd, c.n*cols)), upload(r, randomRows(rnd, c.n*cols))
 			x := randomRows(rnd, c.n*rows)
-			made := gpu.Made{Kind: gpu.MadeSiLU, X: gpu.Rows(up, cols), Gate: gpu.Rows(gate, cols)}
+			made := gpu.SelfPacked{Kind: gpu.PackSiLU, X: gpu.Rows(up, cols), Gate: gpu.Rows(gate, cols)}
 			blocks := c.cluster * m.Groups()
-			if !r.p.CanMake(&made, c.n, m.WeightLayout, blocks) {
+			if !r.p.CanSelfPack(&made, c.n, m.WeightLayout, blocks) {
 				t.Fatalf("%d rows in %d blocks cannot be made", c.n, blocks)
 			}
 			for _, next := range []gpu.ActLayout{{Rows: c.n, Cols: rows, NT: 1},
@@ -74,7 +74,7 @@ func TestClusters(t *testing.T) {
 					j := gpu.MatMulJob{WeightLayout: m.WeightLayout, W: m.w, Blocks: blocks, Scale: 0.5}
 					j.Part = r.room(gpu.PieceBytes(j.Result(c.n)))
 					dst, act, sums := upload(r, x), r.room(next.Bytes()), r.room(next.SumsBytes())
-					ls := r.p.MatMul(nil, gpu.MatMulInput{ActLayout: r.p.Acts(c.n, m.WeightLayout), Made: &made}, j)
+					ls := r.p.MatMul(nil, gpu.MatMulInput{ActLayout: r.p.Acts(c.n, m.WeightLayout), SelfPacked: &made}, j)
 					ls = r.p.AddPack(ls, gpu.Packed{ActLayout: next, P: act}, gpu.Sum{X: gpu.Rows(dst, rows), Y: j.Result(c.n),
 						Dst: dst, DstStride: rows, W: w, Sums: sums, Last: last})
 					r.run(ls)
