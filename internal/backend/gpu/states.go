@@ -265,3 +265,8 @@ func (p *States) Close() {
 	p.d.Release(p.table)
 	p.table, p.room = 0, 0
 }
+
+// NewStatePool returns an empty pool.
+func (b *Backend) NewStatePool(d backend.DeltaDims, layers int) (backend.StatePool, error) {
+	return NewStates(b.d, d, layers)
+}

@@ -16,11 +16,8 @@ type mixture struct {
 // so much more than they compute that making activations twice costs nothing.
 const mixtureRows = 64
 
-// after is the place behind a product's outputs.
-func (l *lowering) after(i int) int { return i + 1 + int(l.ops[i].outputs) }
-
-// match finds a mixture that begins at the product i.
-func (l *lowering) match(i int) (m mixture, ok bool) {
+// matchMixture finds a mixture that begins at the product i.
+func (l *lowering) matchMixture(i int) (m mixture, ok bool) {
 	if !l.b.products.Bulk || l.at(i).kind != opMatMul {
 		return m, false
 	}
@@ -113,11 +110,7 @@ func (l *lowering) fits(m mixture) bool {
 
 // mixture: three launches up to the experts' outputs, which stay in pieces. How matrices are cut is fixed even if there
 // are too many rows: a row's bits must not depend on that.
-func (l *lowering) mixture(i int) int {
-	m, ok := l.match(i)
-	if !ok {
-		return 0
-	}
+func (l *lowering) mixture(i int, m mixture) int {
 	var shared, sharedDown []op
 	if m.shared >= 0 {
 		shared, sharedDown = l.products(m.shared), l.products(m.sharedDown)
@@ -133,7 +126,7 @@ func (l *lowering) mixture(i int) int {
 	}
 	tables, choice := l.chooseExperts(m)
 	l.feedForward(m, x, tables, choice)
-	if m.sharedNorm >= 0 && l.lateNorm(m.sharedNorm) == 0 {
+	if m.sharedNorm >= 0 && !l.mayPutOff(m.sharedNorm) {
 		l.single(m.sharedNorm)
 	}
 	return m.end - i
@@ -157,7 +150,7 @@ func (l *lowering) chooseExperts(m mixture) (tables Addr, choice *Router) {
 	if n := l.normedRows(o.a); n.norm.Sums != 0 {
 		r.X, r.Norm = n.src.out(), n.norm
 	} else {
-		l.plain(o.a)
+		l.summed(o.a)
 	}
 	if m.sharedGate >= 0 {
 		l.overwrite(l.ops[m.sharedGate+1].dst)
@@ -214,7 +207,7 @@ func (l *lowering) normedRows(v view) routerRows {
 // makesRows reports whether the product mul begins a mixture with a router that makes its input, the norm at i, itself,
 // and returns the products that then do not read it from memory.
 func (l *lowering) makesRows(i, mul int) []int {
-	m, ok := l.match(mul)
+	m, ok := l.matchMixture(mul)
 	norm := l.ops[i]
 	if !ok || !l.fits(m) || norm.v == 0 || norm.v%16 != 0 || !norm.a.out().aligned() || l.ops[m.router].a != norm.dst ||
 		norm.a.overlaps(norm.dst) || l.touched(i, m.router, norm.a) {
@@ -229,40 +222,44 @@ func (l *lowering) makesRows(i, mul int) []int {
 	return []int{m.router}
 }
 
-// routerNorm: r = norm(x); perhaps r *= f; and a router multiplies r. However many rows there are it is computed as
-// where the product of x with other weights has a norm: from sums of squares of 256 columns. So the router can make it
-// itself, if these sums are there.
-func (l *lowering) routerNorm(i int) int {
-	o, n, f := l.ops[i], 1, float32(1)
+// routerNormMatch is r = norm(x); perhaps r *= factor; and a router multiplies r.
+type routerNormMatch struct {
+	n, router int // operations, and the place of the router's product
+	factor    float32
+}
+
+func (l *lowering) matchRouterNorm(i int) (m routerNormMatch, ok bool) {
+	o := l.ops[i]
 	if o.v == 0 || o.a.overlaps(o.dst) || !l.b.products.Bulk {
-		return 0
+		return m, false
 	}
+	m = routerNormMatch{n: 1, factor: 1}
 	if s := l.at(i + 1); s.kind == opScale && s.a == o.dst && s.dst == o.dst {
-		n, f = 2, s.f
+		m.n, m.factor = 2, s.f
 	}
-	at := i + n // the router
-	for ; at < len(l.ops); at++ {
-		if l.at(at).kind == opMatMul && l.ops[at].a == o.dst {
-			break
-		}
-		for v := range l.ops[at].writes {
-			if v.overlaps(o.dst) {
-				return 0
-			}
+	for _, j := range l.value(i+m.n-1, o.dst).uses {
+		if l.ops[j].kind == opMatMul && l.ops[j].a == o.dst {
+			m.router = j
+			mix, ok := l.matchMixture(j)
+			return m, ok && mix.router == j
 		}
 	}
-	if m, ok := l.match(at); !ok || m.router != at {
-		return 0
-	}
-	x := l.plain(o.a)
+	return m, false
+}
+
+// routerNorm: however many rows there are the norm is computed as where the product of x with other weights has one:
+// from sums of squares of 256 columns. So the router can compute it itself, if these sums are there.
+func (l *lowering) routerNorm(i int, m routerNormMatch) int {
+	o := l.ops[i]
+	x := l.summed(o.a)
 	for _, p := range l.packed {
-		if p.src != x || p.x.Sums == 0 || p.x.Eps != o.f || l.makesRows(i, at) == nil ||
-			l.wanted(i+n-1, o.dst, at) || l.touched(i, at, p.v) {
+		if p.src != x || p.x.Sums == 0 || p.x.Eps != o.f || l.makesRows(i, m.router) == nil ||
+			l.wanted(i+m.n-1, o.dst, m.router) || l.touched(i, m.router, p.v) {
 			continue
 		}
 		l.overwrite(o.dst)
-		l.routed = routerRows{o.dst, x, RowNorm{o.v, p.x.Sums, o.f, f}}
-		return n
+		l.routed = routerRows{o.dst, x, RowNorm{o.v, p.x.Sums, o.f, m.factor}}
+		return m.n
 	}
 	l.overwrite(o.dst)
 	none := Packed{ActLayout: ActLayout{Rows: int(x.rows), Cols: int(x.cols)}}
@@ -270,18 +267,6 @@ func (l *lowering) routerNorm(i int) int {
 	l.out = l.b.products.AddNorm(l.out, none, Sum{X: x.in(), W: o.v, Sums: sums}, o.dst.addr, int(o.dst.stride), o.f)
 	l.later = append(l.later, sums)
 	return 1
-}
-
-// touched reports whether one of the operations from i to j, without j, writes anything of v.
-func (l *lowering) touched(i, j int, v view) bool {
-	for ; i < j; i++ {
-		for w := range l.ops[i].writes {
-			if w.overlaps(v) {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // feedForward launches gate and up of all experts, then activation and down.
@@ -324,112 +309,50 @@ func (l *lowering) feedForward(m mixture, x [2]MatMulInput, tables Addr, choice 
 	}
 }
 
-// cutExperts fixes how stacks are cut, and the matrices of the shared expert, at the first product that has them; so
-// many experts are multiplied at once.
-func (l *lowering) cutExperts(experts int, stacks, shared []op) {
-	layouts := func(ps []op) (ws []WeightLayout) {
-		for _, p := range ps {
-			ws = append(ws, p.w.WeightLayout)
-		}
-		return ws
-	}
-	cuts, sharedCuts := l.b.products.ExpertCut(experts, layouts(stacks), layouts(shared))
-	for _, p := range stacks {
-		if p.w.blocks == 0 {
-			p.w.blocks = cuts
-		}
-	}
-	for _, p := range shared {
-		if p.w.blocks == 0 {
-			p.w.blocks = sharedCuts * p.w.Groups()
-		}
-	}
+// mixtureEnd is the end of a mixture: s = weighted sum of experts; perhaps s += gated shared expert; x += s;
+// h = norm(x), where h is multiplied.
+type mixtureEnd struct {
+	shared bool
+	add    int
+	norm   normMatch
 }
 
-// expertJobs takes room for the pieces of products with rows. The blocks of a matrix that is no stack of experts are
-// those of all groups.
-func (l *lowering) expertJobs(mul, rows int) (jobs []ExpertJob, owner Addr) {
-	total := 0
-	for _, p := range l.products(mul) {
-		cuts := p.w.blocks
-		if l.ops[mul].kind == opMatMul {
-			cuts /= p.w.Groups()
-		}
-		j := ExpertJob{WeightLayout: p.w.WeightLayout, W: p.w.addr, Cuts: cuts, Scale: p.w.scale, Scales: p.w.scales,
-			Part: Addr(total)}
-		total += PieceBytes(j.Result(rows))
-		jobs = append(jobs, j)
-	}
-	owner = l.take(total)
-	for i := range jobs {
-		jobs[i].Part += owner
-	}
-	return jobs, owner
-}
-
-// leaveExperts leaves the products in pieces.
-func (l *lowering) leaveExperts(ps []op, jobs []ExpertJob, owner Addr, rows int) {
-	users := len(ps)
-	for i, p := range ps {
-		l.leave(piecewise{p.dst, jobs[i].Result(rows), owner, &users})
-	}
-}
-
-// expertSum: s = weighted sum of experts; s += gated shared expert; x += s; h = norm(x), where h is multiplied.
-// Without tensor cores there is no kernel for it.
-func (l *lowering) expertSum(i int) int {
+func (l *lowering) matchExpertSum(i int) (e mixtureEnd, ok bool) {
 	sum, j := l.ops[i], i+1
-	gated := *l.at(j)
-	if gated.kind == opAddGated && gated.dst == sum.dst && !gated.a.overlaps(sum.dst) {
+	if o := l.at(j); o.kind == opAddGated && o.dst == sum.dst && !o.a.overlaps(sum.dst) {
+		e.shared = true
 		j++
-	} else {
-		gated = op{}
 	}
-	add, at := *l.at(j), j
+	add := l.at(j)
 	if l.b.products.NoTensorCores || add.kind != opAdd || add.dst != add.a || add.b != sum.dst || l.read(j, sum.dst) {
-		return 0
+		return e, false
 	}
-	j, norm, mul := l.normOf(at)
-	if mul < 0 {
-		return 0
-	}
-	m := Mixed{X: l.plain(add.a).in(), Y: l.in(sum.a), Used: int(sum.used), Weights: l.plain(sum.b).out(), Scale: sum.v,
-		IDs: sum.ids,
-		Dst: add.dst.out(), W: norm.v, Eps: norm.f}
-	if gated.dst.addr != 0 {
-		m.Shared, m.Gate = l.in(gated.a), l.plain(gated.b).out()
+	e.add, e.norm = j, l.normOf(j)
+	return e, e.norm.mul >= 0
+}
+
+// expertSum launches the sums, the norm and its packing as one kernel.
+func (l *lowering) expertSum(i int, e mixtureEnd) int {
+	sum, add, norm := l.ops[i], l.ops[e.add], l.ops[e.norm.at]
+	m := Mixed{X: l.summed(add.a).in(), Y: l.in(sum.a), Used: int(sum.used), Weights: l.summed(sum.b).out(),
+		Scale: sum.v, IDs: sum.ids, Dst: add.dst.out(), W: norm.v, Eps: norm.f}
+	if e.shared {
+		gated := l.ops[i+1]
+		m.Shared, m.Gate = l.in(gated.a), l.summed(gated.b).out()
 	}
 	l.overwrite(sum.dst)
 	l.overwrite(add.dst)
 	l.overwrite(norm.dst)
-	x := l.act(mul)
+	x := l.act(e.norm.mul)
 	x.Sums, x.Eps = l.take(x.SumsBytes()), norm.f
 	m.Sums = x.Sums
-	if l.wanted(j, norm.dst, l.makesRows(j, mul)...) {
+	if l.wanted(e.norm.at, norm.dst, l.makesRows(e.norm.at, e.norm.mul)...) {
 		m.Out = norm.dst.out()
 	}
 	l.out = l.b.products.Mix(l.out, Packed{ActLayout: x.ActLayout, P: x.P}, m)
 	l.normed(norm, x)
-	for k := at + 1; k < j; k++ {
+	for k := e.add + 1; k < e.norm.copies; k++ {
 		l.single(k)
 	}
-	return j + 1 - i
-}
-
-// read reports whether v is read after operation i, before anything of it is overwritten. What is there at the end of
-// the step may be read by the host.
-func (l *lowering) read(i int, v view) bool {
-	for j := i + 1; j < len(l.ops); j++ {
-		for r := range l.ops[j].reads {
-			if r.overlaps(v) {
-				return true
-			}
-		}
-		for w := range l.ops[j].writes {
-			if w.overlaps(v) {
-				return false
-			}
-		}
-	}
-	return true
+	return e.norm.at + 1 - i
 }
