@@ -3,6 +3,7 @@ package cuda_test
 import (
 	"bytes"
 	"os"
+	"slices"
 	"testing"
 
 	"strobe/internal/backend/cuda"
@@ -27,12 +28,15 @@ func TestDevice(t *testing.T) {
 	defer d.Close()
 	t.Logf("properties: %+v", d.Props())
 	var all []gpu.Launch
-	for _, name := range cuda.KernelNames() {
-		k, err := d.Kernel(name)
+	for _, kind := range gpu.Kernels() {
+		if !slices.Contains(cuda.KernelNames(), kind.Name()) {
+			continue
+		}
+		k, err := d.Kernel(kind)
 		if err != nil {
 			t.Error(err)
 		}
-		all = append(all, gpu.Launch{Kernel: k, Name: name})
+		all = append(all, gpu.Launch{Kernel: k, Name: kind.Name()})
 	}
 	if err := d.(gpu.Preparer).Prepare(all); err != nil {
 		t.Error(err)
@@ -51,10 +55,7 @@ func TestDevice(t *testing.T) {
 		t.Fatalf("what was uploaded does not come back: %v", err)
 	}
 	d.Release(a)
-	s, err := gpu.NewSmall(d)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := gpu.NewSmall(d.Props())
 	// x is doubled 20 times in each of three replays.
 	x, err := d.Alloc(4 << 10)
 	if err != nil {
@@ -65,9 +66,13 @@ func TestDevice(t *testing.T) {
 		copy(one[i:], []byte{0, 0, 0x80, 0x3f})
 	}
 	d.Upload(x, one)
-	var ls []gpu.Launch
+	var calls []gpu.Call
 	for range 20 {
-		ls = s.Add(ls, gpu.Out{P: x, Stride: 1024}, gpu.Rows(x, 1024), gpu.Rows(x, 1024), 1, 1024)
+		calls = s.Add(calls, gpu.Out{P: x, Stride: 1024}, gpu.Rows(x, 1024), gpu.Rows(x, 1024), 1, 1024)
+	}
+	ls, err := gpu.Emit(d, calls)
+	if err != nil {
+		t.Fatal(err)
 	}
 	r, err := d.Record(ls)
 	if err != nil {

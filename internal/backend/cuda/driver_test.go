@@ -5,8 +5,11 @@ package cuda
 import (
 	"errors"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
+
+	"strobe/internal/backend/gpu"
 )
 
 // TestSourceOf: a device gets the newest code that runs on it.
@@ -74,5 +77,21 @@ func TestNoDriver(t *testing.T) {
 	}
 	if _, err := Open(0); err == nil {
 		t.Error("a device opened where there is none")
+	}
+}
+
+// TestCatalogue: every embedded kernel is in the catalogue, and every kernel there that Vulkan does not have is embedded.
+func TestCatalogue(t *testing.T) {
+	known := map[string]bool{}
+	for _, k := range gpu.Kernels() {
+		name := k.Name()
+		if known[name] = true; k.Shader().Module == "" && !slices.Contains(KernelNames(), name) {
+			t.Errorf("%s of the catalogue is not embedded", name)
+		}
+	}
+	for _, name := range KernelNames() {
+		if !known[name] {
+			t.Errorf("%s is embedded, but not in the catalogue", name)
+		}
 	}
 }

@@ -126,19 +126,20 @@ func TestDriverCalls(t *testing.T) {
 		t.Errorf("%d waits for staging memory, want 2:\n%s", n, fakeLog(t))
 	}
 	before := len(fakeLog(t))
-	k, err := d.Kernel("small_add")
+	k, err := d.Kernel(named("small_add"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again, err := d.Kernel("small_add"); again != k || err != nil {
+	if again, err := d.Kernel(named("small_add")); again != k || err != nil {
 		t.Errorf("the same kernel again: %v, %v", again, err)
 	}
-	if _, err := d.Kernel("nothing"); err == nil {
+	if _, err := d.Kernel(named("nothing")); err == nil {
 		t.Error("a kernel that does not exist")
 	}
 	args := make([]byte, 16)
 	args[0] = 0xab
-	l := gpu.Launch{Kernel: k, Name: "add", Grid: [3]int{3, 2, 1}, Threads: 64, Shared: 70000, Early: true, Args: args}
+	l := gpu.Launch{Kernel: k, Name: "add", Args: args,
+		Config: gpu.Config{Grid: [3]int{3, 2, 1}, Threads: 64, Shared: 70000, Early: true}}
 	d.Launch(&l)
 	l.Early, l.Shared = false, 0
 	r, err := d.Record([]gpu.Launch{l, l})
@@ -172,11 +173,21 @@ graph of 2
 	}
 }
 
+// named is a kernel by its name alone.
+type named string
+
+func (k named) Name() string     { return string(k) }
+func (named) Shader() gpu.Shader { return gpu.Shader{} }
+func (named) Args() any          { return nil }
+
+// oneWarp is the smallest launch.
+var oneWarp = gpu.Config{Grid: [3]int{1, 1, 1}, Threads: 32}
+
 // every is a launch of each kernel that is embedded.
 func every(t *testing.T, d *Driver) (ls []gpu.Launch) {
 	t.Helper()
 	for _, name := range KernelNames() {
-		k, err := d.Kernel(name)
+		k, err := d.Kernel(named(name))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -270,11 +281,11 @@ func TestDriverFaults(t *testing.T) {
 		return
 	}
 	d := openFake(t)
-	k, err := d.Kernel("small_add")
+	k, err := d.Kernel(named("small_add"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.Launch(&gpu.Launch{Kernel: k, Name: "add", Grid: [3]int{1, 1, 1}, Threads: 32, Args: make([]byte, 8)})
+	d.Launch(&gpu.Launch{Kernel: k, Name: "add", Args: make([]byte, 8), Config: oneWarp})
 	want := "Fake GPU: waiting: an illegal memory access was encountered (CUDA_ERROR_ILLEGAL_ADDRESS)"
 	if err := d.Wait(); err == nil || err.Error() != want {
 		t.Fatalf("waiting: %v, want %s", err, want)
@@ -304,11 +315,11 @@ func TestTwoOnOneDevice(t *testing.T) {
 	if _, err := d.Alloc(1000); err != nil {
 		t.Fatal(err)
 	}
-	k, err := d.Kernel("small_add")
+	k, err := d.Kernel(named("small_add"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.Launch(&gpu.Launch{Kernel: k, Name: "add", Grid: [3]int{1, 1, 1}, Threads: 32, Args: make([]byte, 8)})
+	d.Launch(&gpu.Launch{Kernel: k, Name: "add", Args: make([]byte, 8), Config: oneWarp})
 	if d.Wait() == nil {
 		t.Fatal("a kernel that fails")
 	}
@@ -330,11 +341,11 @@ func TestNoRoomForGraph(t *testing.T) {
 		return
 	}
 	d := openFake(t)
-	k, err := d.Kernel("small_add")
+	k, err := d.Kernel(named("small_add"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := d.Record([]gpu.Launch{{Kernel: k, Name: "add", Grid: [3]int{1, 1, 1}, Threads: 32, Args: make([]byte, 8)}})
+	r, err := d.Record([]gpu.Launch{{Kernel: k, Name: "add", Args: make([]byte, 8), Config: oneWarp}})
 	if r != nil || err != nil || d.Wait() != nil {
 		t.Errorf("recording %v, %v; then %v", r, err, d.Wait())
 	}
@@ -349,11 +360,11 @@ func TestDriverRefusesLaunch(t *testing.T) {
 		return
 	}
 	d := openFake(t)
-	k, err := d.Kernel("small_add")
+	k, err := d.Kernel(named("small_add"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = d.Record([]gpu.Launch{{Kernel: k, Name: "add", Grid: [3]int{1, 1, 1}, Threads: 32, Args: make([]byte, 8)}})
+	_, err = d.Record([]gpu.Launch{{Kernel: k, Name: "add", Args: make([]byte, 8), Config: oneWarp}})
 	if err == nil || !strings.Contains(err.Error(),
 		"launching add (kernel small_add, grid [1 1 1], 32 threads, 0 bytes of shared memory): error 1") {
 		t.Errorf("a launch that the driver refuses: %v", err)
@@ -371,11 +382,11 @@ func TestDriverCompileError(t *testing.T) {
 	d := openFake(t)
 	const want = `Fake GPU: compiling kernel "small_add" (sm_90): ` +
 		"a PTX JIT compilation failed (CUDA_ERROR_INVALID_PTX): line 7: unknown instruction"
-	k, err := d.Kernel("small_add")
+	k, err := d.Kernel(named("small_add"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	ls := []gpu.Launch{{Kernel: k, Name: "add", Grid: [3]int{1, 1, 1}, Threads: 32, Args: make([]byte, 8)}}
+	ls := []gpu.Launch{{Kernel: k, Name: "add", Args: make([]byte, 8), Config: oneWarp}}
 	if err := d.Prepare(ls); err == nil || err.Error() != want {
 		t.Errorf("PTX that the driver refuses: %v", err)
 	}

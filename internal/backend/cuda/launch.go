@@ -24,7 +24,8 @@ type kernel struct {
 }
 
 // Kernel finds a kernel.
-func (d *Driver) Kernel(name string) (gpu.Kernel, error) {
+func (d *Driver) Kernel(kind gpu.Kernel) (gpu.Handle, error) {
+	name := kind.Name()
 	if k := d.kernels[name]; k != nil {
 		return k, nil
 	}

@@ -1,15 +1,6 @@
 package gpu
 
-import (
-	"slices"
-	"unsafe"
-)
-
-// Args returns the bytes of a kernel's parameter. T is a plain struct of Addr, int32 and float32 fields (and In) that
-// mirrors the kernel's: addresses first, so that both languages lay it out alike.
-func Args[T any](v T) []byte {
-	return slices.Clone(unsafe.Slice((*byte)(unsafe.Pointer(&v)), unsafe.Sizeof(v)))
-}
+import "unsafe"
 
 // bytesOf views values as the bytes the device sees.
 func bytesOf[T any](v []T) []byte {

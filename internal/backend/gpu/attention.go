@@ -18,61 +18,44 @@ type Attention struct {
 	Shape          backend.KVDims
 	props          Props
 	family         int
-	chunk, chunks  int // query heads of a block, and blocks of a KV head
-	kernels        map[string]Kernel
+	chunk, chunks  int        // query heads of a block, and blocks of a KV head
 	halves         *Attention // the same over keys and values that were unpacked to halves; nil if there is no need
 }
 
 const (
-	plainAttention  = iota // any type and size
+	anyAttention    = iota // any type and size
 	tensorAttention        // tensor cores of compute capability 8.0: F16 and what becomes F16
 	flashAttention         // warpgroup products (9.0): the same types
 )
 
 // NewAttention chooses the kernels for heads query heads on a layer of the given shape.
-func NewAttention(d Driver, heads int, s backend.KVDims) (*Attention, error) {
+func NewAttention(p Props, heads int, s backend.KVDims) (*Attention, error) {
 	if s.Heads <= 0 || heads <= 0 || heads%s.Heads != 0 {
 		return nil, fmt.Errorf("attention: %d query heads for %d KV heads", heads, s.Heads)
 	}
-	a := &Attention{Heads: heads, KVHeads: s.Heads, Shape: s, props: d.Props(), chunk: 1, kernels: map[string]Kernel{}}
+	a := &Attention{Heads: heads, KVHeads: s.Heads, Shape: s, props: p, chunk: 1}
 	half := func(t quant.Type) bool { return t != quant.F32 }
-	names := []string{"merge", "rotate", "unrotate"}
-	most := 0 // rows that every kernel of the family has
+	most := 16 // rows that every kernel of the family has
 	switch dim := s.KeyDim; {
-	case a.props.Plain:
+	case p.NoTensorCores:
 		most = fewAttentionRows
 	case dim != s.ValueDim || !half(s.Key) || !half(s.Value) || dim != 64 && dim != 128 && dim != 256 && dim != 512:
-		names = append(names, "attend_plain")
-	case a.props.Major == 9 && a.props.Minor == 0 && (dim > 64 || !a.packed()): // few large models have heads of 64
-		a.family = flashAttention
-		names = append(names, a.form(1).kernel, a.form(128).kernel)
-	case a.shared(1, 2) > a.props.SharedBlock: // 512 dimensions of two types on a small device
-		names = append(names, "attend_plain")
+	case p.Major == 9 && p.Minor == 0 && (dim > 64 || !a.packed()): // few large models have heads of 64
+		a.family, most = flashAttention, 64
+	case a.shared(1, 2) > p.SharedBlock: // 512 dimensions of two types on a small device
 	default:
 		a.family = tensorAttention
-		names = append(names, fmt.Sprintf("attend%dx1", dim), fmt.Sprintf("attend%dx%d", dim, tensorTiles(dim)))
 	}
-	if a.family != plainAttention && a.packed() {
+	if a.family != anyAttention && a.packed() {
 		f16 := s
 		f16.Key, f16.Value = quant.F16, quant.F16
-		h, err := NewAttention(d, heads, f16)
+		h, err := NewAttention(p, heads, f16)
 		if err != nil {
 			return nil, err
 		}
 		if h.family == a.family {
 			a.halves = h
-			names = append(names, "kv_unpack")
 		}
-	}
-	for _, n := range names {
-		k, err := d.Kernel(n)
-		if err != nil {
-			return nil, err
-		}
-		a.kernels[n] = k
-	}
-	if most == 0 {
-		most = []int{16, 16, 64}[a.family]
 	}
 	group := heads / s.Heads
 	a.chunks = (group + most - 1) / most
@@ -90,7 +73,7 @@ func tensorTiles(dim int) int {
 
 // form is how a step runs: the kernel, its threads, and the rows (tokens x heads) of a block.
 type form struct {
-	kernel        string
+	kernel        Kernel
 	threads, rows int
 	tiles         int
 	perUnit       int // blocks on a multiprocessor
@@ -101,33 +84,33 @@ func (a *Attention) form(rows int) form {
 	dim := a.Shape.KeyDim
 	switch a.family {
 	case flashAttention:
-		name, few := "flash", 160 // a warpgroup, and a warp that copies
-		if a.packed() {
-			name, few = "packed", 256 // or four that unpack
+		k, few := flashAttend{dim: dim, groups: 2, packed: a.packed()}, 160 // a warpgroup, and a warp that copies
+		if k.packed {
+			few = 256 // or four that unpack
 		}
 		if dim == 512 {
-			return form{name + "512x2", 384, 64, 4, 1}
+			return form{k, 384, 64, 4, 1}
 		}
 		if rows*a.chunk <= 64 {
-			return form{fmt.Sprintf("%s%dx1", name, dim), few, 64, 4, 1}
+			k.groups = 1
+			return form{k, few, 64, 4, 1}
 		}
-		return form{fmt.Sprintf("%s%dx2", name, dim), 384, 128, 8, 1}
+		return form{k, 384, 128, 8, 1}
 	case tensorAttention:
 		if n := tensorTiles(dim); rows*a.chunk > 16 && a.shared(n, 2) <= a.props.SharedBlock {
-			return form{fmt.Sprintf("attend%dx%d", dim, n), 128, 16 * n, n, 2}
+			return form{tensorAttend{dim: dim, tiles: n}, 128, 16 * n, n, 2}
 		}
-		return form{fmt.Sprintf("attend%dx1", dim), 128, 16, 1, 2}
+		return form{tensorAttend{dim: dim, tiles: 1}, 128, 16, 1, 2}
 	}
-	if a.props.Plain {
-		n := plainHead(max(dim, a.Shape.ValueDim))
+	if a.props.NoTensorCores {
+		n := paddedHead(max(dim, a.Shape.ValueDim))
 		most := fewAttentionRows
 		if rows*a.chunk > most {
 			most *= 2
 		}
-		name := fmt.Sprintf("attend_%d_%d_%d_%d", most, n, kvTypes[a.Shape.Key], kvTypes[a.Shape.Value])
-		return form{name, 128, most, 1, 2}
+		return form{floatAttend{most, n, kvTypes[a.Shape.Key], kvTypes[a.Shape.Value]}, 128, most, 1, 2}
 	}
-	return form{"attend_plain", 128, 16, 1, 2}
+	return form{kernelAttend, 128, 16, 1, 2}
 }
 
 // packed says that keys or values must be unpacked.
@@ -145,7 +128,7 @@ func (a *Attention) alike(longest int) int {
 func (a *Attention) Tiling(longest int) Tiling {
 	f := a.form(longest)
 	work := 0
-	if a.props.Plain {
+	if a.props.NoTensorCores {
 		work = max(1, longWork/(2*f.rows*PageSlots*(a.Shape.KeyDim+a.Shape.ValueDim)))
 	}
 	return Tiling{
@@ -219,7 +202,7 @@ type attnArgs struct {
 	at               KVPlace
 	kvheads, group   int32
 	chunk, chunks    int32
-	ring, unit       int32 // plain devices: which launch it is, and of how many that share the work
+	ring, unit       int32 // no tensor cores: which launch it is, and of how many that share the work
 	scale            float32
 	kept             Addr // sparse: a bit for each block of keys; 0: all are seen
 	words, block     int32
@@ -242,7 +225,7 @@ type AttnCall struct {
 	Unpack           Addr // for UnpackBytes: pages are unpacked once for all rows. 0: by every block that reads them
 	Entries          int  // of the table of pages
 	Sparse           *SparseCall
-	Shares           int  // launches that share the work, on plain devices; 0: one
+	Shares           int  // launches that share the work, without tensor cores; 0: one
 	after            bool // what it reads was made by the launch before
 }
 
@@ -285,14 +268,13 @@ type sparseArgs struct {
 }
 
 // Launches appends the kernels of an attention operation.
-func (a *Attention) Launches(ls []Launch, c AttnCall) []Launch {
+func (a *Attention) Launches(ls []Call, c AttnCall) []Call {
 	judged := c // what blocks are chosen by
 	if (c.Unpack != 0 || c.Sparse != nil) && a.Shape.Key.RotatesKeys() {
 		judged.Q, judged.QStride = c.Rotated, a.Heads*a.Shape.KeyDim
-		x := attnArgs{q: c.Q, out: c.Rotated, qstride: int32(c.QStride), ostride: int32(judged.QStride), at: c.Place,
+		x := &attnArgs{q: c.Q, out: c.Rotated, qstride: int32(c.QStride), ostride: int32(judged.QStride), at: c.Place,
 			kvheads: int32(a.KVHeads), group: int32(a.Heads / a.KVHeads)}
-		ls = append(ls, Launch{Kernel: a.kernels["rotate"], Name: "rotate", Grid: [3]int{c.Rows, (a.Heads + 3) / 4, 1},
-			Threads: 128, Early: true, Args: Args(x)})
+		ls = append(ls, Call{kernelRotate, x, a.headBlocks(c)})
 	}
 	if c.Unpack == 0 {
 		if c.Sparse != nil {
@@ -308,9 +290,9 @@ func (a *Attention) Launches(ls []Launch, c AttnCall) []Launch {
 	u.Place = KVPlace{Head: int32(2 * part), Values: int32(part), KType: kvTypes[quant.F16], VType: kvTypes[quant.F16],
 		KDim: c.Place.KDim, VDim: c.Place.VDim}
 	// Eight blocks of 256 threads are as many as a multiprocessor has at once.
-	ls = append(ls, Launch{Kernel: a.kernels["kv_unpack"], Name: "kv_unpack", Grid: [3]int{8 * a.props.Units, 1, 1},
-		Threads: 256, Early: true, Args: Args(unpackArgs{c.Tables.Items, c.Tables.Spans, c.Tables.Pages, c.Unpack,
-			c.Unpack + Addr(a.unpackTable(c.Entries)), c.Place, int32(a.KVHeads)})})
+	ls = append(ls, Call{kernelUnpack, &unpackArgs{c.Tables.Items, c.Tables.Spans, c.Tables.Pages, c.Unpack,
+		c.Unpack + Addr(a.unpackTable(c.Entries)), c.Place, int32(a.KVHeads)},
+		Config{Grid: [3]int{8 * a.props.Units, 1, 1}, Threads: 256, Early: true}})
 	h := a.halves
 	if c.Sparse != nil {
 		ls = h.choose(ls, u)
@@ -320,22 +302,22 @@ func (a *Attention) Launches(ls []Launch, c AttnCall) []Launch {
 }
 
 // choose appends the kernels that choose blocks.
-func (a *Attention) choose(ls []Launch, c AttnCall) []Launch {
+func (a *Attention) choose(ls []Call, c AttnCall) []Call {
 	s := c.Sparse
-	x := Args(sparseArgs{q: c.Q, count: c.Tables.Items, spans: c.Tables.Spans, queries: c.Tables.Queries,
+	x := &sparseArgs{q: c.Q, count: c.Tables.Items, spans: c.Tables.Spans, queries: c.Tables.Queries,
 		pages: c.Tables.Pages, means: s.means(a.Heads), weights: s.Scratch, kept: s.kept(a.Heads), at: c.Place,
 		qstride: int32(c.QStride), kvheads: int32(a.KVHeads), group: int32(a.Heads / a.KVHeads), words: int32(s.Words),
 		block: int32(s.Block), sink: int32(s.Sink), window: int32(s.Window), last: int32(s.Last), alpha: s.Alpha,
-		scale: c.Scale * math.Log2E})
+		scale: c.Scale * math.Log2E}
 	return append(ls,
-		Launch{Name: "sparse_means", Grid: [3]int{16 * a.props.Units, 1, 1}, Threads: 128, Shared: 4096, Args: x},
-		Launch{Name: "sparse_weights", Grid: [3]int{s.Words, a.Heads, s.Queries}, Threads: 256, Shared: 2 * 64 * 36 * 4,
-			Args: x},
-		Launch{Name: "sparse_keep", Grid: [3]int{s.Queries, a.Heads, 1}, Threads: 128, Shared: 32, Args: x})
+		Call{kernelSparseMeans, x, Config{Grid: [3]int{16 * a.props.Units, 1, 1}, Threads: 128, Shared: 4096}},
+		Call{kernelSparseWeights, x, Config{Grid: [3]int{s.Words, a.Heads, s.Queries}, Threads: 256,
+			Shared: 2 * 64 * 36 * 4}},
+		Call{kernelSparseKeep, x, Config{Grid: [3]int{s.Queries, a.Heads, 1}, Threads: 128, Shared: 32}})
 }
 
 // over appends attention over pages as they are.
-func (a *Attention) over(ls []Launch, c AttnCall) []Launch {
+func (a *Attention) over(ls []Call, c AttnCall) []Call {
 	f := a.form(c.Longest)
 	args := attnArgs{q: c.Q, out: c.Out, items: c.Tables.Items, seen: c.Tables.Seen,
 		pages: c.Tables.Pages, paths: c.Tables.Paths,
@@ -346,8 +328,7 @@ func (a *Attention) over(ls []Launch, c AttnCall) []Launch {
 	if s := c.Sparse; s != nil {
 		args.kept, args.words, args.block = s.kept(a.Heads), int32(s.Words), int32(s.Block)
 	}
-	l := Launch{Kernel: a.kernels[f.kernel], Name: f.kernel, Grid: [3]int{f.perUnit * a.props.Units, 1, 1},
-		Threads: f.threads, Early: !c.after}
+	l := Config{Grid: [3]int{f.perUnit * a.props.Units, 1, 1}, Threads: f.threads, Early: !c.after}
 	dim := a.Shape.KeyDim
 	switch a.family {
 	case flashAttention:
@@ -369,19 +350,19 @@ func (a *Attention) over(ls []Launch, c AttnCall) []Launch {
 		l.Shared = 4 * 16 * (dim + a.Shape.ValueDim + 64 + 5)
 	}
 	shares := 1
-	if a.props.Plain {
+	if a.props.NoTensorCores {
 		shares = max(1, c.Shares)
 		args.unit, l.Alone = int32(shares), shares > 1
 	}
 	for range shares {
-		l.Args = Args(args)
-		ls = append(ls, l)
+		x := args
+		ls = append(ls, Call{f.kernel, &x, l})
 		args.ring++
 	}
 	if c.Merge {
 		fit := 128 / (a.Shape.ValueDim / 4)
-		ls = append(ls, Launch{Kernel: a.kernels["merge"], Name: "merge", Grid: [3]int{c.Rows, (a.Heads + fit - 1) / fit, 1},
-			Threads: 128, Early: true, Args: Args(args)})
+		ls = append(ls, Call{kernelMerge, &args, Config{Grid: [3]int{c.Rows, (a.Heads + fit - 1) / fit, 1}, Threads: 128,
+			Early: true}})
 	}
 	return ls
 }
@@ -393,14 +374,18 @@ func (a *Attention) Splits(c AttnCall) *Splits {
 }
 
 // unrotate turns results back where values are rotated.
-func (a *Attention) unrotate(ls []Launch, c AttnCall) []Launch {
+func (a *Attention) unrotate(ls []Call, c AttnCall) []Call {
 	if !a.Shape.Value.RotatesValues() {
 		return ls
 	}
-	x := attnArgs{out: c.Out, ostride: int32(c.OStride), at: c.Place, kvheads: int32(a.KVHeads),
+	x := &attnArgs{out: c.Out, ostride: int32(c.OStride), at: c.Place, kvheads: int32(a.KVHeads),
 		group: int32(a.Heads / a.KVHeads)}
-	return append(ls, Launch{Kernel: a.kernels["unrotate"], Name: "unrotate", Grid: [3]int{c.Rows, (a.Heads + 3) / 4, 1},
-		Threads: 128, Early: true, Args: Args(x)})
+	return append(ls, Call{kernelUnrotate, x, a.headBlocks(c)})
+}
+
+// headBlocks has a warp for each head of a row.
+func (a *Attention) headBlocks(c AttnCall) Config {
+	return Config{Grid: [3]int{c.Rows, (a.Heads + 3) / 4, 1}, Threads: 128, Early: true}
 }
 
 // flashShared is the shared memory of the kernel for Hopper with so many warpgroups: queries, a ring of pages, two
@@ -418,29 +403,10 @@ type kvWriteArgs struct {
 	heads int32
 }
 
-// KVWriter writes keys and values to their slots.
-type KVWriter struct {
-	plain, fused, floats Kernel
-}
-
-// NewKVWriter finds its kernels.
-func NewKVWriter(d Driver) (*KVWriter, error) {
-	w := &KVWriter{}
-	var err error
-	if w.plain, err = d.Kernel("kv_write"); err != nil {
-		return nil, err
-	}
-	if w.fused, err = d.Kernel("qkv_write"); err != nil {
-		return nil, err
-	}
-	w.floats, err = d.Kernel("qkv_write_floats")
-	return w, err
-}
-
-// Write writes rows of keys and values, heads side by side.
-func (w *KVWriter) Write(ls []Launch, k, v In, rows, heads int, t KVAddrs, place KVPlace) []Launch {
-	return append(ls, Launch{Kernel: w.plain, Name: "kv_write", Grid: [3]int{rows, 1, 1}, Threads: 128, Early: true,
-		Args: Args(kvWriteArgs{k, v, t.At, place, int32(heads)})})
+// KVWrite writes rows of keys and values, heads side by side, to their slots.
+func KVWrite(ls []Call, k, v In, rows, heads int, t KVAddrs, place KVPlace) []Call {
+	return append(ls, Call{kernelKVWrite, &kvWriteArgs{k, v, t.At, place, int32(heads)},
+		Config{Grid: [3]int{rows, 1, 1}, Threads: 128, Early: true}})
 }
 
 // HeadRows is rows of activations with heads in them.
@@ -480,20 +446,19 @@ type qkvArgs struct {
 	eps                 float32
 }
 
-// QKV normalises and rotates queries and keys, and writes keys and values to their slots.
-func (w *KVWriter) QKV(ls []Launch, c QKV) []Launch {
-	args := qkvArgs{q: c.Q.In, k: c.K.In, v: c.V.In, at: c.Tables.At, qw: c.Q.Norm, kw: c.K.Norm,
+// Write normalises and rotates queries and keys, and writes keys and values to their slots.
+func (c QKV) Write(ls []Call) []Call {
+	args := &qkvArgs{q: c.Q.In, k: c.K.In, v: c.V.In, at: c.Tables.At, qw: c.Q.Norm, kw: c.K.Norm,
 		cos: c.Cos, sin: c.Sin, out: c.Out, place: c.Place, heads: int32(c.Heads), kvheads: int32(c.KVHeads),
 		qstep: c.Q.Step, kstep: c.K.Step, vstep: c.V.Step, half: int32(c.Half),
 		turn: int32(c.Turn), ostride: int32(c.OutStride), eps: c.Eps}
 	if c.NormValues {
 		args.vnorm = 1
 	}
-	kernel, name := w.fused, "qkv_write"
+	k := kernelQKV
 	if max(c.Place.KType, c.Place.VType) <= kvTypes[quant.F16] {
-		kernel, name = w.floats, "qkv_write_floats"
+		k = kernelQKVFloats
 	}
-	return append(ls, Launch{Kernel: kernel, Name: name, Threads: 128,
-		Grid: [3]int{c.Rows, (c.Heads + 2*c.KVHeads + 3) / 4, 1}, Shared: 4 * 4 * int(c.Place.KDim), Early: true,
-		Args: Args(args)})
+	return append(ls, Call{k, args, Config{Grid: [3]int{c.Rows, (c.Heads + 2*c.KVHeads + 3) / 4, 1}, Threads: 128,
+		Shared: 4 * 4 * int(c.Place.KDim), Early: true}})
 }

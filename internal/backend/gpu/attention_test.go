@@ -58,7 +58,7 @@ func newWorldOn(t testing.TB, d gpu.Driver, heads int, s backend.KVDims) *world 
 	w.pages, err = gpu.NewPages(w.d, backend.KVLayout{Page: 64,
 		Layers: []backend.KVDims{{Heads: 1, KeyDim: 64, ValueDim: 64, Key: quant.F16, Value: quant.F16}, s}}, nil)
 	w.must(err)
-	w.at, err = gpu.NewAttention(w.d, heads, s)
+	w.at, err = gpu.NewAttention(w.d.Props(), heads, s)
 	w.must(err)
 	return w
 }
@@ -342,14 +342,8 @@ func (w *world) attendPlan(p *backend.KVPlan, q [][]float32) [][]float32 {
 		c.Sparse.Scratch = alloc(w.at.SparseBytes(c.Sparse))
 		used = append(used, c.Sparse.Scratch)
 	}
-	ls := w.at.Launches(nil, c)
-	for i := range ls {
-		if ls[i].Kernel == nil {
-			var err error
-			ls[i].Kernel, err = w.d.Kernel(ls[i].Name)
-			w.must(err)
-		}
-		w.d.Launch(&ls[i])
+	for _, l := range emitted(w.t, w.d, w.at.Launches(nil, c)) {
+		w.d.Launch(&l)
 	}
 	out := make([][]float32, n)
 	for i := range out {
@@ -652,7 +646,7 @@ func TestFlash(t *testing.T) {
 			d := hopper(t)
 			w := newWorldOn(t, d, c.heads, c.s)
 			flash := w.at
-			tensor, err := gpu.NewAttention(older{d}, c.heads, c.s)
+			tensor, err := gpu.NewAttention(older{d}.Props(), c.heads, c.s)
 			w.must(err)
 			short, long := w.sequence(70, 0), w.sequence(330, 0)
 			for _, segs := range [][]rows{
@@ -701,7 +695,7 @@ func TestAttentionInLittleMemory(t *testing.T) {
 			q := w.queries(segs)
 			want := w.attend(segs, q)
 			var err error
-			w.at, err = gpu.NewAttention(little{w.d}, c.heads, c.s)
+			w.at, err = gpu.NewAttention(little{w.d}.Props(), c.heads, c.s)
 			w.must(err)
 			got := w.check("little memory", segs, q)
 			if i < 8 {

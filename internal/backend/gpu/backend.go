@@ -14,11 +14,10 @@ import (
 type Backend struct {
 	d             Driver
 	props         Props
-	kernel        map[string]Kernel
+	handles       map[Kernel]Handle // of kernels that the driver has found
 	products      *Products
 	small         *Small
 	floats        *Floats
-	writer        *KVWriter
 	attn          map[attentionKey]*Attention
 	err           error // first failure of the host's side since the last Sync
 	step          step
@@ -36,7 +35,7 @@ type Backend struct {
 	refused       int                    // and one that there was no memory for; 0: none
 	profile       map[string]*KernelTime // of steps that are being profiled; nil otherwise
 	rehearses     bool                   // steps do not run;
-	rehearsed     []Launch               // what they would have launched
+	rehearsed     []Call                 // what they would have launched
 	loading       LoadTimes              // of all weights so far
 }
 
@@ -49,18 +48,11 @@ var (
 
 // New returns a backend on a device, which it closes at the end.
 func New(d Driver) (*Backend, error) {
-	b := &Backend{d: d, props: d.Props(), kernel: map[string]Kernel{}, attn: map[attentionKey]*Attention{}}
+	b := &Backend{d: d, props: d.Props(), handles: map[Kernel]Handle{}, attn: map[attentionKey]*Attention{}}
 	b.spare.b = b
-	b.products = NewProducts(b.props)
+	b.products, b.small, b.floats = NewProducts(b.props), NewSmall(b.props), NewFloats(b.props)
 	var err error
-	b.floats = NewFloats(d)
-	if b.small, err = NewSmall(d); err == nil {
-		b.writer, err = NewKVWriter(d)
-	}
-	if err == nil {
-		b.counter, err = d.Alloc(4 * RouterCounters)
-	}
-	if err == nil {
+	if b.counter, err = d.Alloc(4 * RouterCounters); err == nil {
 		b.weightTable, err = d.Alloc(4 * len(softmax.Table))
 	}
 	if err != nil {
@@ -105,27 +97,25 @@ func (b *Backend) Sync() error {
 // second start of the program on.
 func (b *Backend) Compiling() time.Duration { return b.d.Compiling() }
 
-// load finds the kernels of launches that do not have theirs yet.
-func (b *Backend) load(ls []Launch) error {
+// emit makes launches whose kernels are compiled.
+func (b *Backend) emit(calls []Call) ([]Launch, error) {
+	ls, err := emit(b.d, b.handles, calls)
+	if p, ok := b.d.(Preparer); ok && err == nil {
+		err = p.Prepare(ls)
+	}
+	return ls, err
+}
+
+// launch launches calls outside of steps.
+func (b *Backend) launch(calls ...Call) {
+	ls, err := b.emit(calls)
+	if err != nil {
+		b.fail(err)
+		return
+	}
 	for i := range ls {
-		l := &ls[i]
-		if l.Kernel != nil {
-			continue
-		}
-		k, ok := b.kernel[l.Name]
-		if !ok {
-			var err error
-			if k, err = b.d.Kernel(l.Name); err != nil {
-				return err
-			}
-			b.kernel[l.Name] = k
-		}
-		l.Kernel = k
+		b.d.Launch(&ls[i])
 	}
-	if p, ok := b.d.(Preparer); ok {
-		return p.Prepare(ls)
-	}
-	return nil
 }
 
 // Rehearse calls passes, whose steps do not run, and compiles the kernels that they need, all at once.
@@ -135,7 +125,8 @@ func (b *Backend) Rehearse(passes func() error) error {
 	if err := passes(); err != nil {
 		return err
 	}
-	return b.load(b.rehearsed)
+	_, err := b.emit(b.rehearsed)
+	return err
 }
 
 type buffer struct {

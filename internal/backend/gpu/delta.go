@@ -6,21 +6,18 @@ import (
 	"strobe/internal/backend"
 )
 
-// Delta has the kernels of delta.cu: Gated DeltaNet with the sizes of one model. Its methods append launches to a list.
+// Delta chooses the kernels of delta.cu: Gated DeltaNet with the sizes of one model. Its methods append calls to a list.
 type Delta struct {
-	dims    backend.DeltaDims
-	shape   deltaShape
-	units   int
-	kernels map[string]Kernel
-	rule    string // the kernel for these sizes
-	exact   bool   // there is a faster one, if addresses are aligned
-	keys    int    // of a head, with padding
-	shared  int    // bytes of shared memory a block may have
-	plain   bool   // see plain.go
-	whole   bool   // a kernel can have a layer, see Whole
+	dims          backend.DeltaDims
+	shape         deltaShape
+	units         int
+	exact         bool // there is a kernel for these sizes, if addresses are aligned
+	keys          int  // of a head, with padding
+	shared        int  // bytes of shared memory a block may have
+	noTensorCores bool // see notensorcores.go
+	whole         bool // a kernel can have a layer, see Whole
 }
 
-// deltaShape mirrors DeltaShape of delta.h.
 type deltaShape struct {
 	kHeads, vHeads, kDim, vDim, taps, grouped, values, tapeRow int32
 }
@@ -31,8 +28,8 @@ const (
 	maxDeltaTaps = 8
 )
 
-// NewDelta finds the kernels for a model's sizes.
-func NewDelta(d Driver, dims backend.DeltaDims) (*Delta, error) {
+// NewDelta returns the choices for a model's sizes.
+func NewDelta(p Props, dims backend.DeltaDims) (*Delta, error) {
 	switch {
 	case dims.KDim < 1 || dims.KDim > maxDeltaDim || dims.VDim < 1 || dims.VDim > maxDeltaDim:
 		return nil, fmt.Errorf("recurrent heads of %d keys and %d values: want 1 to %d", dims.KDim, dims.VDim,
@@ -42,33 +39,16 @@ func NewDelta(d Driver, dims backend.DeltaDims) (*Delta, error) {
 	case dims.KHeads < 1 || dims.VHeads < 1 || dims.Grouped && dims.VHeads%dims.KHeads != 0:
 		return nil, fmt.Errorf("%d recurrent value heads for %d key heads", dims.VHeads, dims.KHeads)
 	}
-	props := d.Props()
-	t := &Delta{dims: dims, units: props.Units, keys: 32, shared: props.SharedBlock, plain: props.Plain}
+	t := &Delta{dims: dims, units: p.Units, keys: 32, shared: p.SharedBlock, noTensorCores: p.NoTensorCores}
 	for t.keys < dims.KDim {
 		t.keys *= 2
 	}
-	t.rule = fmt.Sprintf("delta_rule_any_%d", t.keys)
 	t.exact = dims.KDim == 128 && dims.VDim%32 == 0
-	grouped := int32(0)
-	if dims.Grouped {
-		grouped = 1
-	}
 	t.shape = deltaShape{int32(dims.KHeads), int32(dims.VHeads), int32(dims.KDim), int32(dims.VDim),
-		int32(dims.Kernel), grouped,
-		int32(dims.StateValues()), int32(DeltaTapeRow(dims))}
-	names := []string{"delta_conv", "delta_conv4", "delta_prepare", "delta_prepare4", "delta_shift", "delta_rule_128",
-		t.rule}
-	if !t.plain {
-		names = append(names, "delta_conv_runs", "delta_one_128", "delta_rule_128_by_4", "delta_rule_128_many")
-	}
-	t.whole = t.plain && props.Threads >= wholeThreads && props.SharedBlock >= wholeShared && t.wide() &&
+		int32(dims.Kernel), asInt(dims.Grouped), int32(dims.StateValues()), int32(DeltaTapeRow(dims))}
+	t.whole = t.noTensorCores && p.Threads >= wholeThreads && p.SharedBlock >= wholeShared && t.wide() &&
 		dims.KDim == 128 && dims.VDim == 128 && dims.VHeads%2 == 0
-	if t.whole {
-		names = append(names, "delta_whole")
-	}
-	var err error
-	t.kernels, err = loadKernels(d, names...)
-	return t, err
+	return t, nil
 }
 
 // DeltaTapeRow is the number of values that a tape has for a row and a layer: the input of the convolution, normalised
@@ -134,24 +114,22 @@ func (t *Delta) conv(c *DeltaCall) convArgs {
 const promptRows = 64
 
 // convLaunch launches the convolution; heads is how many parts a row's work has. The bits do not depend on the run.
-func (t *Delta) convLaunch(ls []Launch, kernel string, a convArgs, heads int) []Launch {
+func (t *Delta) convLaunch(ls []Call, kernel Kernel, a convArgs, heads int) []Call {
 	const warps = 2 // of a block
 	blocks := 6     // that fit a multiprocessor
-	if kernel == "delta_conv4" && a.rows >= promptRows {
-		if t.plain {
+	if kernel == kernelConv4 && a.rows >= promptRows {
+		if t.noTensorCores {
 			a.run = 8
 		} else if t.dims.KDim == 128 && t.dims.VDim == 128 {
-			kernel, a.run, blocks = "delta_conv_runs", 4, 8
+			kernel, a.run, blocks = kernelConvRuns, 4, 8
 		}
 	}
 	jobs := int(a.rows+a.run-1) / int(a.run) * heads
 	grid := min((jobs+warps-1)/warps, blocks*t.units)
-	if t.plain && kernel == "delta_conv4" { // a block has a head
-		grid = min(jobs, plainGroups)
+	if t.noTensorCores && kernel == kernelConv4 { // a block has a head
+		grid = min(jobs, maxGroups)
 	}
-	ls = t.launch(ls, kernel, [3]int{max(1, grid), 1, 1}, 0, Args(a))
-	ls[len(ls)-1].Threads = 32 * warps
-	return ls
+	return append(ls, Call{kernel, &a, Config{Grid: [3]int{max(1, grid), 1, 1}, Threads: 32 * warps, Early: true}})
 }
 
 // wide reports whether lanes have four channels side by side, which is another order of sums.
@@ -159,68 +137,68 @@ func (t *Delta) wide() bool {
 	return t.dims.KDim%128 == 0 && t.dims.VDim%128 == 0 && t.dims.Kernel == 4
 }
 
-func (t *Delta) launch(ls []Launch, kernel string, grid [3]int, shared int, args []byte) []Launch {
-	return append(ls, Launch{Kernel: t.kernels[kernel], Name: kernel, Grid: grid, Threads: 128, Shared: shared,
-		Early: true, Args: args})
-}
-
-// warps is the grid for work that warps take one after the other.
-func (t *Delta) warps(jobs int) [3]int {
+// warps is for work that warps take one after the other.
+func (t *Delta) warps(jobs int) Config {
 	s := Small{units: t.units}
-	return s.flat(jobs*32, 128)
+	return Config{Grid: s.flat(jobs*32, 128), Threads: 128, Early: true}
 }
 
 // ShortConv makes QKV of U, which is silu of the convolution, tapes the inputs and moves the newest ones up. It needs
 // nothing of the call behind QKV.
-func (t *Delta) ShortConv(ls []Launch, c DeltaCall) []Launch {
-	kernel := "delta_conv"
+func (t *Delta) ShortConv(ls []Call, c DeltaCall) []Call {
+	kernel := kernelConv
 	if t.wide() && c.aligned() { // the order does not matter yet: no sums
-		kernel = "delta_conv4"
+		kernel = kernelConv4
 	}
 	ls = t.convLaunch(ls, kernel, t.conv(&c), 2*t.dims.KHeads+t.dims.VHeads)
 	return t.Shift(ls, c)
 }
 
 // GatedDelta makes Out of QKV as ShortConv left it.
-func (t *Delta) GatedDelta(ls []Launch, c DeltaCall) []Launch {
+func (t *Delta) GatedDelta(ls []Call, c DeltaCall) []Call {
 	keys := Out{c.Scratch, 2 * t.dims.KHeads * t.dims.KDim}
 	a := t.conv(&c)
 	a.u, a.dst, a.ds = Rows(c.QKV.P, c.QKV.Stride), keys.P, int32(keys.Stride)
-	kernel := "delta_prepare"
+	kernel := kernelPrepare
 	if t.wide() {
-		kernel = "delta_prepare4"
+		kernel = kernelPrepare4
 	}
-	ls = t.launch(ls, kernel, t.warps(c.Rows*(2*t.dims.KHeads+(t.dims.VHeads+31)/32)), 0, Args(a))
-	return t.recur(ls, &c, keys, false)
+	ls = append(ls, Call{kernel, &a, t.warps(c.Rows * (2*t.dims.KHeads + (t.dims.VHeads+31)/32))})
+	kernelRule, rule := t.recur(&c, keys, false)
+	return t.ruleLaunch(ls, kernelRule, rule, c.Segs, 1)
 }
 
 // Both is ShortConv and GatedDelta with one kernel less, and the same bits. Afterwards the queries and keys in QKV are
 // normalised.
-func (t *Delta) Both(ls []Launch, c DeltaCall) []Launch {
-	kernel := "delta_conv"
+func (t *Delta) Both(ls []Call, c DeltaCall) []Call {
+	kernel := kernelConv
 	if t.wide() {
 		if !c.aligned() {
 			return t.GatedDelta(t.ShortConv(ls, c), c)
 		}
-		kernel = "delta_conv4"
+		kernel = kernelConv4
 	}
 	a := t.conv(&c)
 	a.ready = 1
+	kernelRule, rule := t.recur(&c, c.QKV, true)
 	if t.one(&c) {
-		l := &t.recur(nil, &c, c.QKV, true)[0]
-		l.Name, l.Kernel, l.Args = "delta_one_128", t.kernels["delta_one_128"], append(Args(a), l.Args...)
-		return append(ls, *l)
+		return append(ls, Call{kernelOne128, &oneArgs{a, rule}, t.ruleConfig(rule, 1, 1, 32)})
 	}
 	ls = t.convLaunch(ls, kernel, a, 2*t.dims.KHeads+t.dims.VHeads+(t.dims.VHeads+31)/32)
-	return t.recur(ls, &c, c.QKV, true)
+	return t.ruleLaunch(ls, kernelRule, rule, c.Segs, 1)
+}
+
+type oneArgs struct {
+	conv convArgs
+	rule ruleArgs
 }
 
 // one reports whether the delta rule makes the convolution of a single row itself.
 func (t *Delta) one(c *DeltaCall) bool {
-	return c.Rows == 1 && c.Segs == 1 && t.exact && t.wide() && !t.plain && t.dims.VHeads%t.dims.KHeads == 0
+	return c.Rows == 1 && c.Segs == 1 && t.exact && t.wide() && !t.noTensorCores && t.dims.VHeads%t.dims.KHeads == 0
 }
 
-// The kernel delta_whole of plain devices: its threads, room for its shared memory, and the most rows it takes.
+// The kernel delta_whole of devices without tensor cores: its threads, room for its shared memory, and the most rows it takes.
 const (
 	wholeThreads = 1024
 	wholeShared  = 32 << 10
@@ -253,8 +231,8 @@ type HeadGate struct {
 // Whole is Both with what comes after it, in one kernel and with the same bits; there are no other results. The newest
 // inputs of the convolution stay where they are, since the kernel reads them, until Shift moves them up. It does that
 // for the layer behind, if there is one.
-func (t *Delta) Whole(ls []Launch, c DeltaCall, g HeadGate, behind *DeltaCall) []Launch {
-	a := wholeArgs{act: g.To.args(), u: c.U, alpha: c.Alpha, beta: c.Beta, gate: g.Gate, w: c.W, a: c.A, dt: c.DT,
+func (t *Delta) Whole(ls []Call, c DeltaCall, g HeadGate, behind *DeltaCall) []Call {
+	a := &wholeArgs{act: g.To.args(), u: c.U, alpha: c.Alpha, beta: c.Beta, gate: g.Gate, w: c.W, a: c.A, dt: c.DT,
 		table: c.Table, norm: g.W, rows: int32(c.Rows), layer: int32(c.Layer), eps: t.dims.Eps, normEps: g.Eps,
 		d: t.shape}
 	grid := t.dims.VHeads / 2
@@ -262,14 +240,14 @@ func (t *Delta) Whole(ls []Launch, c DeltaCall, g HeadGate, behind *DeltaCall) [
 		a.behind = int32(behind.Layer)
 		grid += (t.dims.ConvDim() + wholeThreads - 1) / wholeThreads
 	}
-	ls = t.launch(ls, "delta_whole", [3]int{grid, c.Segs, 1}, 0, Args(a))
-	ls[len(ls)-1].Threads = wholeThreads
-	return ls
+	return append(ls, Call{kernelWhole, a, Config{Grid: [3]int{grid, c.Segs, 1}, Threads: wholeThreads, Early: true}})
 }
 
 // Shift moves the newest inputs of a layer's convolution up.
-func (t *Delta) Shift(ls []Launch, c DeltaCall) []Launch {
-	return t.launch(ls, "delta_shift", [3]int{min(t.units, (t.dims.ConvDim()+127)/128), c.Segs, 1}, 0, Args(t.conv(&c)))
+func (t *Delta) Shift(ls []Call, c DeltaCall) []Call {
+	a := t.conv(&c)
+	return append(ls, Call{kernelShift, &a, Config{Grid: [3]int{min(t.units, (t.dims.ConvDim()+127)/128), c.Segs, 1},
+		Threads: 128, Early: true}})
 }
 
 // deltaTile is the number of rows in shared memory at a time: with two of them four blocks fit on a multiprocessor. A
@@ -280,48 +258,54 @@ const (
 	manyBlocks = 4 // blocks of delta_rule_128_many that share a multiprocessor
 )
 
-// recur runs the delta rule.
-func (t *Delta) recur(ls []Launch, c *DeltaCall, keys Out, shifts bool) []Launch {
+// recur is the kernel of the delta rule and its arguments.
+func (t *Delta) recur(c *DeltaCall, keys Out, shifts bool) (Kernel, ruleArgs) {
 	values := Out{c.QKV.P + Addr(8*t.dims.KHeads*t.dims.KDim), c.QKV.Stride}
 	a := ruleArgs{out: c.Out.P, qk: keys.P, v: values.P, gates: t.gates(c), table: c.Table, u: c.U,
 		rows: int32(c.Rows), layer: int32(c.Layer), os: int32(c.Out.Stride),
-		qs: int32(keys.Stride), vs: int32(values.Stride), tile: int32(min(max(c.Rows, 1), deltaTile)), d: t.shape}
-	if shifts {
-		a.shifts = 1
-	}
-	kernel := t.rule
+		qs: int32(keys.Stride), vs: int32(values.Stride), tile: int32(min(max(c.Rows, 1), deltaTile)),
+		shifts: asInt(shifts), d: t.shape}
 	if t.exact && keys.aligned() && values.aligned() {
-		kernel = "delta_rule_128"
+		return kernelRule128, a
 	}
-	return t.ruleLaunch(ls, kernel, a, c.Segs, 1)
+	return deltaRule{t.keys}, a
 }
 
-func (t *Delta) ruleLaunch(ls []Launch, kernel string, a ruleArgs, segs, layers int) []Launch {
+// ruleLaunch runs the delta rule. In a prompt one row waits for the other, and blocks that share a multiprocessor for
+// each other. So there are fewer of them, with twice the values in each, if there would be more than multiprocessors.
+func (t *Delta) ruleLaunch(ls []Call, kernel Kernel, a ruleArgs, segs, layers int) []Call {
 	rows := 32 // of the state in a block
-	blocks := func() int { return t.dims.VHeads * ((t.dims.VDim + rows - 1) / rows) }
-	prompt := a.rows >= promptRows && segs == 1 && !t.plain
-	// In a prompt one row waits for the other, and blocks that share a multiprocessor for each other. So there are fewer
-	// of them, with twice the values in each, if there would be more than multiprocessors.
-	if prompt && kernel == "delta_rule_128" && blocks() > t.units && t.dims.VDim%64 == 0 {
-		kernel, rows, a.tile = "delta_rule_128_by_4", 64, promptTile
+	if t.prompt(&a, segs) && kernel == kernelRule128 && t.ruleBlocks(rows) > t.units && t.dims.VDim%64 == 0 {
+		kernel, rows, a.tile = kernelRule128x4, 64, promptTile
 	}
 	// Many sequences: states come and go faster if blocks wait for nothing but them.
-	if !t.plain && kernel == "delta_rule_128" && segs*layers*blocks() > manyBlocks*t.units {
-		kernel, a.tile = "delta_rule_128_many", int32(min(deltaTile, max(1, (int(a.rows)+segs-1)/segs)))
+	if !t.noTensorCores && kernel == kernelRule128 && segs*layers*t.ruleBlocks(rows) > manyBlocks*t.units {
+		kernel, a.tile = kernelRuleMany, int32(min(deltaTile, max(1, (int(a.rows)+segs-1)/segs)))
 	}
+	return append(ls, Call{kernel, &a, t.ruleConfig(a, segs, layers, rows)})
+}
+
+func (t *Delta) prompt(a *ruleArgs, segs int) bool {
+	return a.rows >= promptRows && segs == 1 && !t.noTensorCores
+}
+
+// ruleBlocks is the number of blocks that have so many rows of a state.
+func (t *Delta) ruleBlocks(rows int) int { return t.dims.VHeads * ((t.dims.VDim + rows - 1) / rows) }
+
+func (t *Delta) ruleConfig(a ruleArgs, segs, layers, rows int) Config {
 	shared := 8 * int(a.tile) * (2*t.keys + rows + 4)
-	if prompt && blocks() <= t.units {
+	if t.prompt(&a, segs) && t.ruleBlocks(rows) <= t.units {
 		// They start where blocks of the convolution end, some of which end early: not two in one place.
 		shared = max(shared, t.shared/2+1024)
 	}
-	return t.launch(ls, kernel, [3]int{blocks(), segs, layers}, shared, Args(a))
+	return Config{Grid: [3]int{t.ruleBlocks(rows), segs, layers}, Threads: 128, Shared: shared, Early: true}
 }
 
 // Settle applies the pending rows of the segments, which have no others, in all layers.
-func (t *Delta) Settle(ls []Launch, table Addr, segs, layers int) []Launch {
-	kernel := t.rule
+func (t *Delta) Settle(ls []Call, table Addr, segs, layers int) []Call {
+	var kernel Kernel = deltaRule{t.keys}
 	if t.exact {
-		kernel = "delta_rule_128"
+		kernel = kernelRule128
 	}
 	ls = t.ruleLaunch(ls, kernel, ruleArgs{table: table, tile: 1, shifts: 1, d: t.shape}, segs, layers)
 	ls[len(ls)-1].Early = false // it is not part of a step, so nothing says what comes before it

@@ -522,7 +522,7 @@ func TestStatesMemory(t *testing.T) {
 	for _, bad := range []backend.DeltaDims{{KHeads: 1, VHeads: 1, KDim: 257, VDim: 1, Kernel: 4}, {KHeads: 1,
 		VHeads: 1, KDim: 8, VDim: 8, Kernel: 9},
 		{KHeads: 2, VHeads: 3, KDim: 8, VDim: 8, Kernel: 4, Grouped: true}} {
-		if _, err := gpu.NewDelta(d, bad); err == nil {
+		if _, err := gpu.NewDelta(d.Props(), bad); err == nil {
 			t.Errorf("%+v is accepted", bad)
 		}
 	}
@@ -589,9 +589,6 @@ func TestDeltaWhole(t *testing.T) {
 					case i == 0:
 						ls := r.pool.Both(nil, c)
 						ls = products.HeadPack(ls, to, gpu.Rows(c.Out.P, width), z, norm, dims.VDim, 1e-5)
-						k, err := g.d.Kernel("head_pack")
-						g.must(err)
-						ls[len(ls)-1].Kernel = k
 						g.run(ls)
 					case !r.pool.CanWhole(&c):
 						t.Fatalf("%s: the kernel does not take them", what)
@@ -697,7 +694,7 @@ func TestRecurrentRows(t *testing.T) {
 		g.same(fmt.Sprintf("%d at a time", each), run(each), want)
 	}
 	run(1)
-	if want := []string{"add_pack", "rows_q4k_1", "delta_whole", "rows_q4k_1"}; d.Props().Plain &&
+	if want := []string{"add_pack", "rows_q4k_1", "delta_whole", "rows_q4k_1"}; d.Props().NoTensorCores &&
 		!slices.Equal(d.names[:len(want)], want) {
 		t.Errorf("launches %v, want %v", d.names, want)
 	}

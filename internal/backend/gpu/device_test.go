@@ -60,19 +60,36 @@ func (r *productRig) floats(a gpu.Addr, n int) []float32 {
 	return v
 }
 
-func (r *productRig) run(ls []gpu.Launch) {
+func (r *productRig) run(calls []gpu.Call) {
 	r.t.Helper()
-	for i := range ls {
-		k, err := r.d.Kernel(ls[i].Name)
-		if err != nil {
-			r.t.Fatal(err)
-		}
-		ls[i].Kernel = k
-		r.d.Launch(&ls[i])
+	for _, l := range emitted(r.t, r.d, calls) {
+		r.d.Launch(&l)
 	}
 	if err := r.d.Wait(); err != nil {
 		r.t.Fatal(err)
 	}
+}
+
+// emitted is the launches of calls.
+func emitted(t testing.TB, d gpu.Driver, calls []gpu.Call) []gpu.Launch {
+	t.Helper()
+	ls, err := gpu.Emit(d, calls)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ls
+}
+
+// kernelNamed is a kernel of the catalogue.
+func kernelNamed(t testing.TB, name string) gpu.Kernel {
+	t.Helper()
+	for _, k := range gpu.Kernels() {
+		if k.Name() == name {
+			return k
+		}
+	}
+	t.Fatalf("there is no kernel %s", name)
+	return nil
 }
 
 // matrix is a stored matrix, its values, and its copy on the device.
@@ -125,7 +142,7 @@ func (r *productRig) product(x []float32, n int, ms []*productMatrix, blocks []i
 }
 
 // multiply runs launches that pack x, the products, and the addition of pieces.
-func (r *productRig) multiply(ls []gpu.Launch, x gpu.MatMulInput, ms []*productMatrix, blocks []int,
+func (r *productRig) multiply(ls []gpu.Call, x gpu.MatMulInput, ms []*productMatrix, blocks []int,
 	scale float32) [][]float32 {
 	r.t.Helper()
 	var jobs []gpu.MatMulJob

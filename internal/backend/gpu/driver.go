@@ -12,22 +12,28 @@ type Props struct {
 	Name        string
 	Major       int // compute capability
 	Minor       int
-	Units       int  // multiprocessors
-	Memory      int  // bytes in all
-	SharedBlock int  // bytes of shared memory a block may ask for
-	Threads     int  // of a block at most; 0: at least 1024
-	Plain       bool // it has the kernels of plain.go
-	Matrices    bool // and among them products by cooperative matrices
+	Units       int // multiprocessors
+	Memory      int // bytes in all
+	SharedBlock int // bytes of shared memory a block may ask for
+	Threads     int // of a block at most; 0: at least 1024
+	// NoTensorCores: it has the kernels of notensorcores.go, and, with Matrices, products by cooperative matrices.
+	NoTensorCores, Matrices bool
 }
 
-// Kernel is a loaded kernel.
-type Kernel interface{}
+// Handle is a kernel as its driver knows it.
+type Handle interface{}
 
-// Launch is one kernel of a step. Every kernel has exactly one parameter: a structure, whose bytes Args holds in the
-// device's layout.
+// Launch is one kernel of a step as drivers see it; emit makes it of a Call. Every kernel has exactly one parameter: a
+// structure, whose bytes Args holds in the device's layout.
 type Launch struct {
-	Kernel  Kernel
-	Name    string
+	Kernel Handle
+	Name   string
+	Args   []byte
+	Config
+}
+
+// Config is how a kernel runs.
+type Config struct {
 	Grid    [3]int
 	Threads int  // of a block
 	Shared  int  // bytes of dynamic shared memory
@@ -35,7 +41,6 @@ type Launch struct {
 	Beside  bool // needs nothing of the launch before it, nor does that need anything it writes
 	Cluster int  // blocks that run side by side and read each other's shared memory; 0: they do not
 	Alone   bool // takes long: a driver whose device is given up on after a while sends it by itself
-	Args    []byte
 }
 
 // Preparer is a driver that compiles kernels, which it can do for all of a list at once.
@@ -55,7 +60,7 @@ type Driver interface {
 	Download(dst []byte, src Addr) error // waits
 	Copy(dst, src Addr, bytes int)
 	Fill(dst Addr, value byte, bytes int)
-	Kernel(name string) (Kernel, error)
+	Kernel(k Kernel) (Handle, error)
 	Compiling() time.Duration // how long kernels were compiled so far
 	Launch(l *Launch)
 	Record(ls []Launch) (Recording, error) // nil without an error: there is no memory for one

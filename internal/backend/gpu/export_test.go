@@ -1,5 +1,7 @@
 package gpu
 
+import "strobe/internal/backend"
+
 // What tests with a device need of the package's insides.
 var (
 	BlockTypes   = blockTypes
@@ -23,7 +25,23 @@ const MaxRecorded = maxRecorded
 
 func (b *Backend) Recorded() (n int) {
 	for _, l := range b.lists {
-		n += len(l.made)
+		n += len(l.recorded)
 	}
 	return n
+}
+
+// Reserve is Weight without the values.
+func (b *Backend) Reserve(m backend.Matrix) (backend.Weight, error) {
+	l, err := LayoutOf(m.Type, m.Rows, m.Cols, m.Experts, len(m.Data))
+	if err != nil {
+		return nil, err
+	}
+	w := &weight{WeightLayout: l, name: m.Name, scale: 1}
+	if len(m.Scale) == 1 {
+		w.scale = m.Scale[0]
+	} else if len(m.Scale) > 1 {
+		w.scales, _ = b.d.Alloc(4 * len(m.Scale))
+	}
+	w.addr, err = b.d.Alloc(l.Bytes())
+	return w, err
 }

@@ -2,16 +2,15 @@ package gpu
 
 import (
 	"fmt"
-	"strings"
 
 	"strobe/internal/quant"
 )
 
-// Floats has the kernels of float.cu: products with float weights. Its methods append launches to a list.
+// Floats chooses the kernels of float.cu: products with float weights. Its methods append calls to a list.
 type Floats struct{ units int }
 
-// NewFloats returns the products of a device.
-func NewFloats(d Driver) *Floats { return &Floats{d.Props().Units} }
+// NewFloats returns the choices for a device.
+func NewFloats(p Props) *Floats { return &Floats{p.Units} }
 
 // FloatMatrix is a float matrix on the device, or a stack of them, as it was stored.
 type FloatMatrix struct {
@@ -35,16 +34,16 @@ type floatArgs struct {
 const narrowRows = 16
 
 // Product computes y = W x for n rows of x.
-func (f *Floats) Product(ls []Launch, m FloatMatrix, y, x Out, n int) ([]Launch, error) {
+func (f *Floats) Product(ls []Call, m FloatMatrix, y, x Out, n int) ([]Call, error) {
 	return f.launch(ls, m, y, x, floatArgs{n: int32(n)})
 }
 
 // Experts computes row i of y with expert ids[i], from row i/used of x. used is 1 if x has a row for each.
-func (f *Floats) Experts(ls []Launch, m FloatMatrix, y, x Out, ids Addr, n, used int) ([]Launch, error) {
+func (f *Floats) Experts(ls []Call, m FloatMatrix, y, x Out, ids Addr, n, used int) ([]Call, error) {
 	return f.launch(ls, m, y, x, floatArgs{n: int32(n), ids: ids, used: int32(used)})
 }
 
-func (f *Floats) launch(ls []Launch, m FloatMatrix, y, x Out, a floatArgs) ([]Launch, error) {
+func (f *Floats) launch(ls []Call, m FloatMatrix, y, x Out, a floatArgs) ([]Call, error) {
 	a.y, a.w, a.x, a.scale, a.all = y.P, m.W, x.P, m.Scales, m.Scale
 	a.rows, a.cols, a.xs, a.ys = int32(m.Rows), int32(m.Cols), int32(x.Stride), int32(y.Stride)
 	size := 2
@@ -55,33 +54,25 @@ func (f *Floats) launch(ls []Launch, m FloatMatrix, y, x Out, a floatArgs) ([]La
 	default:
 		return ls, fmt.Errorf("a float product with weights of type %s", m.Type)
 	}
-	form, perBlock := "wide", 32
-	steps := []int{1, 4, 8, 16} // tokens at a time
-	if m.Rows < narrowRows*f.units {
-		form, perBlock, steps = "narrow", 4, []int{1, 8}
+	k := floatProduct{typ: m.Type, narrow: m.Rows < narrowRows*f.units}
+	perBlock, tokens := 32, 1
+	if k.narrow {
+		perBlock = 4
 	}
-	tokens := steps[0]
-	for _, s := range steps[1:] {
-		if int(a.n) > tokens {
-			tokens = s
+	if a.ids == 0 {
+		for _, n := range floatRows(k.narrow) {
+			if int(a.n) > tokens {
+				tokens = n
+			}
 		}
 	}
-	suffix := ""
-	if odd := m.Cols%4 != 0 || !x.aligned() || m.W%Addr(4*size) != 0; odd || a.ids != 0 {
-		tokens = 1
-		if odd {
-			suffix = "odd"
-		}
+	if k.rows = tokens; m.Cols%4 != 0 || !x.aligned() || m.W%Addr(4*size) != 0 {
+		k.rows, tokens = 0, 1
 	}
-	if suffix == "" {
-		suffix = fmt.Sprint(tokens)
-	}
-	name := strings.Join([]string{"float", form, strings.ToLower(m.Type.String()), suffix}, "_")
 	shared := 2 * tokens * 256 * 4 // two chunks of the tokens
-	if form == "narrow" {
+	if k.narrow {
 		shared = 8 * 4 * tokens * 4 // the sums of eight warps
 	}
-	return append(ls, Launch{Name: name, Grid: [3]int{(m.Rows + perBlock - 1) / perBlock,
-		(int(a.n) + tokens - 1) / tokens, 1},
-		Threads: 256, Shared: shared, Early: true, Args: Args(a)}), nil
+	return append(ls, Call{k, &a, Config{Grid: [3]int{(m.Rows + perBlock - 1) / perBlock,
+		(int(a.n) + tokens - 1) / tokens, 1}, Threads: 256, Shared: shared, Early: true}}), nil
 }

@@ -26,7 +26,7 @@ func (g *rig) floatMatrix(typ quant.Type, rows, cols int) (gpu.FloatMatrix, []fl
 // has alone.
 func TestFloatProducts(t *testing.T) {
 	g := newRig(t)
-	f := gpu.NewFloats(g.d)
+	f := gpu.NewFloats(g.d.Props())
 	units := g.d.Props().Units
 	for _, typ := range []quant.Type{quant.F32, quant.F16, quant.BF16} {
 		for _, c := range []struct{ rows, cols, tokens int }{{1, 1, 1}, {6, 40, 9}, {5, 2305, 3}, {16*units + 3, 264,
@@ -75,7 +75,7 @@ func TestFloatProducts(t *testing.T) {
 // TestFloatLoads: a row has the same bits whether it is read by fours or one by one, with the same sums in either form.
 func TestFloatLoads(t *testing.T) {
 	g := newRig(t)
-	f := gpu.NewFloats(g.d)
+	f := gpu.NewFloats(g.d.Props())
 	for _, rows := range []int{4, 16 * g.d.Props().Units} {
 		m, _ := g.floatMatrix(quant.F16, rows, 260)
 		x := g.normal(260, 1)
@@ -92,7 +92,7 @@ func TestFloatLoads(t *testing.T) {
 
 func TestFloatExperts(t *testing.T) {
 	g := newRig(t)
-	f := gpu.NewFloats(g.d)
+	f := gpu.NewFloats(g.d.Props())
 	const experts, rows, cols, tokens, used = 5, 20, 96, 3, 2
 	for _, shared := range []bool{true, false} { // experts of a token share its row, or have their own
 		m, w := g.floatMatrix(quant.BF16, experts*rows, cols)

@@ -107,25 +107,25 @@ func TestMadeRows(t *testing.T) {
 				act := r.room(lay.Bytes())
 				to := gpu.Packed{ActLayout: lay, P: act}
 				for _, c := range []struct {
-					made   gpu.Made
-					packed []gpu.Launch
+					made   gpu.SelfPacked
+					packed []gpu.Call
 				}{
-					{gpu.Made{Kind: gpu.MadePlain, X: y.in}, r.p.Pack(nil, to, y.in, 1)},
-					{gpu.Made{Kind: gpu.MadeSiLU, X: y.in, Gate: x.in}, r.p.GatedPack(nil, to, x.in, y.in, false)},
-					{gpu.Made{Kind: gpu.MadeGELU, X: x.in, Gate: y.in}, r.p.GatedPack(nil, to, y.in, x.in, true)},
-					{gpu.Made{Kind: gpu.MadeSigmoid, X: y.in, Gate: wide.in, Dim: 128, Step: 256},
+					{gpu.SelfPacked{Kind: gpu.PackRows, X: y.in}, r.p.Pack(nil, to, y.in, 1)},
+					{gpu.SelfPacked{Kind: gpu.PackSiLU, X: y.in, Gate: x.in}, r.p.GatedPack(nil, to, x.in, y.in, false)},
+					{gpu.SelfPacked{Kind: gpu.PackGELU, X: x.in, Gate: y.in}, r.p.GatedPack(nil, to, y.in, x.in, true)},
+					{gpu.SelfPacked{Kind: gpu.PackSigmoid, X: y.in, Gate: wide.in, Dim: 128, Step: 256},
 						r.p.SigmoidPack(nil, to, y.in, wide.in, 128, 256)},
-					{gpu.Made{Kind: gpu.MadeHeads, X: x.in, Gate: y.in, W: w, Dim: 128, Eps: 1e-6},
+					{gpu.SelfPacked{Kind: gpu.PackHeads, X: x.in, Gate: y.in, W: w, Dim: 128, Eps: 1e-6},
 						r.p.HeadPack(nil, to, x.in, y.in, w, 128, 1e-6)},
 				} {
-					if can := r.p.CanMake(&c.made, n, m.WeightLayout, blocks); can != (n < 8 || blocks > 1) {
+					if can := r.p.CanSelfPack(&c.made, n, m.WeightLayout, blocks); can != (n < 8 || blocks > 1) {
 						t.Fatalf("%v, %d rows in %d blocks: kind %d can be made: %v", typ, n, blocks, c.made.Kind, can)
 					} else if !can {
 						continue // eight rows of all stages are too many
 					}
 					cut := []int{blocks}
 					want := r.multiply(c.packed, gpu.MatMulInput{ActLayout: lay, P: act}, []*productMatrix{m}, cut, 0.5)[0]
-					got := r.multiply(nil, gpu.MatMulInput{ActLayout: lay, Made: &c.made}, []*productMatrix{m}, cut, 0.5)[0]
+					got := r.multiply(nil, gpu.MatMulInput{ActLayout: lay, SelfPacked: &c.made}, []*productMatrix{m}, cut, 0.5)[0]
 					if !sameBits(got, want) {
 						t.Errorf("%v, %d rows in %d blocks: kind %d has other bits", typ, n, blocks, c.made.Kind)
 					}
@@ -205,16 +205,9 @@ func TestExpertKernelsAgree(t *testing.T) {
 
 // timed returns the microseconds of one of `count` launches that follow each other in a recording, the best of
 // several times.
-func (r *productRig) timed(ls []gpu.Launch, count int) float64 {
+func (r *productRig) timed(ls []gpu.Call, count int) float64 {
 	r.t.Helper()
-	for i := range ls {
-		k, err := r.d.Kernel(ls[i].Name)
-		if err != nil {
-			r.t.Fatal(err)
-		}
-		ls[i].Kernel = k
-	}
-	rec, err := r.d.Record(ls)
+	rec, err := r.d.Record(emitted(r.t, r.d, ls))
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -306,7 +299,7 @@ func BenchmarkProducts(b *testing.B) {
 				q.run(q.p.Pack(nil, gpu.Packed{ActLayout: lay, P: act}, gpu.Rows(x, c.cols), 1))
 				j := gpu.MatMulJob{WeightLayout: ms[0].WeightLayout, Blocks: cut, Scale: 1}
 				j.Part = r.room(gpu.PieceBytes(j.Result(n)))
-				var ls []gpu.Launch
+				var ls []gpu.Call
 				count := max(2*len(ms), 12)
 				for i := range count {
 					j.W = ms[i%len(ms)].w
@@ -362,7 +355,7 @@ func BenchmarkExperts(b *testing.B) {
 				return j
 			}
 			g, u, dn := job(gates[0], cuts), job(ups[0], cuts), job(downs[0], cut2)
-			var group, first, second, all []gpu.Launch
+			var group, first, second, all []gpu.Call
 			const count = 12
 			for i := range count {
 				k := i % len(gates)

@@ -38,14 +38,14 @@ func (d *idle) Alloc(bytes int) (gpu.Addr, error) {
 	d.next += gpu.Addr(bytes+511) / 256 * 256
 	return d.next - gpu.Addr(bytes+511)/256*256 + 1<<20, nil
 }
-func (d *idle) Release(gpu.Addr)                    {}
-func (d *idle) Upload(gpu.Addr, []byte)             {}
-func (d *idle) Download([]byte, gpu.Addr) error     { return nil }
-func (d *idle) Copy(gpu.Addr, gpu.Addr, int)        {}
-func (d *idle) Fill(gpu.Addr, byte, int)            {}
-func (d *idle) Kernel(n string) (gpu.Kernel, error) { return n, nil }
-func (d *idle) Compiling() time.Duration            { return 0 }
-func (d *idle) Launch(*gpu.Launch)                  {}
+func (d *idle) Release(gpu.Addr)                        {}
+func (d *idle) Upload(gpu.Addr, []byte)                 {}
+func (d *idle) Download([]byte, gpu.Addr) error         { return nil }
+func (d *idle) Copy(gpu.Addr, gpu.Addr, int)            {}
+func (d *idle) Fill(gpu.Addr, byte, int)                {}
+func (d *idle) Kernel(k gpu.Kernel) (gpu.Handle, error) { return k.Name(), nil }
+func (d *idle) Compiling() time.Duration                { return 0 }
+func (d *idle) Launch(*gpu.Launch)                      {}
 func (d *idle) Record([]gpu.Launch) (gpu.Recording, error) {
 	return d, nil
 }

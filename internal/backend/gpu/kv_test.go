@@ -92,8 +92,6 @@ func TestKVWrite(t *testing.T) {
 				addRow(p, 0, 63+r)
 			}
 			at := w.tables(p)
-			writer, err := gpu.NewKVWriter(w.d)
-			w.must(err)
 			try := func(how string, ki, vi gpu.In) {
 				w.fill(s)
 				want := w.read(s)
@@ -107,9 +105,7 @@ func TestKVWrite(t *testing.T) {
 						w.values().encode(head[place.Values:], slot%64, bounded(c.s.Value, v[r][h*vd:][:vd]))
 					}
 				}
-				for _, l := range writer.Write(nil, ki, vi, n, heads, at, place) {
-					w.d.Launch(&l)
-				}
+				w.run(gpu.KVWrite(nil, ki, vi, n, heads, at, place))
 				for i, got := range w.read(s) {
 					if j := firstDifference(got, want[i]); j >= 0 {
 						t.Fatalf("%s: byte %d of page %d differs", how, j, i)
@@ -250,10 +246,7 @@ func TestQKV(t *testing.T) {
 					}
 					return y
 				}
-				writer, err := gpu.NewKVWriter(w.d)
-				w.must(err)
-				small, err := gpu.NewSmall(w.d)
-				w.must(err)
+				small := gpu.NewSmall(w.d.Props())
 				at := w.tables(p)
 				qi, ki, vi := w.inputs(q), w.inputs(k), w.inputs(v)
 				flat := func(x [][]float32) gpu.Addr {
@@ -277,12 +270,10 @@ func TestQKV(t *testing.T) {
 					if norm {
 						call.Q.Norm, call.K.Norm = w.upload(rawBytes(qw)), w.upload(rawBytes(kw))
 					}
-					for _, l := range writer.QKV(nil, call) {
-						w.d.Launch(&l)
-					}
+					w.run(call.Write(nil))
 					pages := w.read(s)
 					steps := gpu.Out{P: w.alloc(n * c.heads * kd), Stride: kd}
-					var ls []gpu.Launch
+					var ls []gpu.Call
 					if norm {
 						ls = small.RMSNorm(ls, gpu.HeadsOut{P: steps.P, Stride: c.heads * kd, Step: kd},
 							gpu.HeadsIn{In: qi[how], Step: 2 * kd}, call.Q.Norm, eps, n, c.heads, kd)

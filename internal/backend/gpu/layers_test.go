@@ -34,14 +34,14 @@ type layerRun struct {
 	layers [][]*productMatrix // qkv, z, alpha, beta, out, gate, up, down
 	n      int
 	spare  []gpu.Addr // of the list that was made last
-	ls     []gpu.Launch
+	ls     []gpu.Call
 	kinds  []string // of the launches
 }
 
 // add appends launches of a kind; kernels of a kind that differ by name are kinds of their own.
-func (l *layerRun) add(kind string, ls []gpu.Launch) {
+func (l *layerRun) add(kind string, ls []gpu.Call) {
 	for _, x := range ls {
-		name := x.Name
+		name := x.Kernel.Name()
 		if kind != "" {
 			name = kind
 		}
@@ -83,10 +83,10 @@ func (l *layerRun) input(ms ...*productMatrix) gpu.MatMulInput {
 	return x
 }
 
-// made is the input of a product that makes it, if that can be.
-func (l *layerRun) made(m *productMatrix, made gpu.Made) gpu.MatMulInput {
-	if l.p.CanMake(&made, l.n, m.WeightLayout, l.p.Cut(m.WeightLayout)[0]) {
-		return gpu.MatMulInput{ActLayout: l.p.Acts(l.n, m.WeightLayout), Made: &made}
+// selfPacked is the input of a product that packs it, if that can be.
+func (l *layerRun) selfPacked(m *productMatrix, made gpu.SelfPacked) gpu.MatMulInput {
+	if l.p.CanSelfPack(&made, l.n, m.WeightLayout, l.p.Cut(m.WeightLayout)[0]) {
+		return gpu.MatMulInput{ActLayout: l.p.Acts(l.n, m.WeightLayout), SelfPacked: &made}
 	}
 	return l.input(m)
 }
@@ -133,17 +133,17 @@ func (l *layerRun) list(prompt bool) {
 		p := l.multiplied("qkv z a b", in, m[:4]...)
 		l.add("", l.r.pool.Both(nil, gpu.DeltaCall{Table: table, Segs: 1, Rows: l.n, Layer: i, U: p[0], W: l.r.dw,
 			QKV: qkv, Alpha: p[2], Beta: p[3], A: l.r.da, DT: l.r.dd, Out: out, Scratch: between}))
-		in = l.made(m[4], gpu.Made{Kind: gpu.MadeHeads, X: gpu.Rows(out.P, width), Gate: p[1], W: w, Dim: l.dims.VDim,
+		in = l.selfPacked(m[4], gpu.SelfPacked{Kind: gpu.PackHeads, X: gpu.Rows(out.P, width), Gate: p[1], W: w, Dim: l.dims.VDim,
 			Eps: 1e-6})
-		if in.Made == nil {
+		if in.SelfPacked == nil {
 			l.add("", l.p.HeadPack(nil, packed(in), gpu.Rows(out.P, width), p[1], w, l.dims.VDim, 1e-6))
 		}
 		p = l.multiplied("out", in, m[4])
 		in = l.input(m[5:7]...)
 		residual("norm 2", &in, p[0])
 		p = l.multiplied("gate up", in, m[5:7]...)
-		in = l.made(m[7], gpu.Made{Kind: gpu.MadeSiLU, X: p[1], Gate: p[0]})
-		if in.Made == nil {
+		in = l.selfPacked(m[7], gpu.SelfPacked{Kind: gpu.PackSiLU, X: p[1], Gate: p[0]})
+		if in.SelfPacked == nil {
 			l.add("", l.p.GatedPack(nil, packed(in), p[0], p[1], false))
 		}
 		last = l.multiplied("down", in, m[7])[0]
@@ -181,7 +181,7 @@ func BenchmarkLayers(b *testing.B) {
 			if n == 1 {
 				var names []string
 				for _, x := range l.ls[:len(l.ls)/layers] {
-					names = append(names, fmt.Sprintf("%s %v x %d, %d KiB", x.Name, x.Grid, x.Threads, x.Shared>>10))
+					names = append(names, fmt.Sprintf("%s %v x %d, %d KiB", x.Kernel.Name(), x.Grid, x.Threads, x.Shared>>10))
 				}
 				b.Logf("%s: %s", shape.name, strings.Join(names, "; "))
 			}
@@ -194,7 +194,7 @@ func BenchmarkLayers(b *testing.B) {
 					continue
 				}
 				seen[kind] = true
-				var rest []gpu.Launch
+				var rest []gpu.Call
 				for i, x := range l.ls {
 					if l.kinds[i] != kind {
 						rest = append(rest, x)
@@ -202,11 +202,11 @@ func BenchmarkLayers(b *testing.B) {
 				}
 				fmt.Fprintf(&line, "  %s %.2f", kind, all-l.timed(rest, layers))
 			}
-			if l.p.Makes = false; n <= 8 {
+			if l.p.SelfPacks = false; n <= 8 {
 				l.list(false)
 				fmt.Fprintf(&line, "; all rows packed before %.1f", l.timed(slices.Clone(l.ls), layers))
 			}
-			l.p.Makes = true
+			l.p.SelfPacks = true
 			b.Log(line.String())
 		}
 		for _, m := range slices.Concat(l.layers...) {

@@ -183,7 +183,7 @@ func (f *ffn) times(n int, cuts [2]int) {
 		distinct += len(slices.Compact(chosen))
 	}
 	bytes += distinct * (2*f.gateUp[0].MatrixBytes() + f.down[0].MatrixBytes()) / count
-	layers := func() (all, kinds []gpu.Launch) {
+	layers := func() (all, kinds []gpu.Call) {
 		for i := range count {
 			rows := x + gpu.Addr(4*i*n*f.hidden)
 			router.X, mix.X = gpu.Out{P: rows, Stride: f.hidden}, gpu.Rows(rows, f.hidden)
@@ -203,11 +203,11 @@ func (f *ffn) times(n int, cuts [2]int) {
 	line := fmt.Sprintf("%s %v, %2d rows, %.1f distinct experts, in %v and %v pieces: layer %.1f us, %.2f TB/s;", f.name,
 		f.down[0].Type, n, float64(distinct)/count, upCuts, downCuts, us, float64(bytes)/us/1e6)
 	for k := range kinds {
-		var same []gpu.Launch
+		var same []gpu.Call
 		for i := range count {
 			same = append(same, all[i*len(kinds)+k])
 		}
-		line += fmt.Sprintf(" %s %.1f,", kinds[k].Name, f.timed(same, count))
+		line += fmt.Sprintf(" %s %.1f,", kinds[k].Kernel.Name(), f.timed(same, count))
 	}
 	fmt.Println(strings.TrimSuffix(line, ",")) // a benchmark logs ten lines at most
 	f.release(x, act, out, sums, ids, weights, logits, one, tables, dst)

@@ -1,10 +1,6 @@
 package gpu
 
-import (
-	"fmt"
-
-	"strobe/internal/quant"
-)
+import "strobe/internal/quant"
 
 // Bytes of a row of 256 columns of activations for experts, and of its larger half.
 const (
@@ -50,14 +46,14 @@ func groupsOf(tables, ids Addr, pairs, experts int) groupArgs {
 
 // GroupExperts appends the grouping of pairs of a row and an expert by their experts; ids[t*used+j] is the j-th
 // expert of row t.
-func (p *Products) GroupExperts(ls []Launch, tables, ids Addr, pairs, experts int) []Launch {
+func (p *Products) GroupExperts(ls []Call, tables, ids Addr, pairs, experts int) []Call {
 	a := groupsOf(tables, ids, pairs, experts)
-	if p.Plain {
-		a.tile = plainTile
+	if p.NoTensorCores {
+		a.tile = pairsAtOnce
 	}
 	const sums = 8 * 1024 / 32 // of the warps
-	return append(ls, Launch{Name: "moe_group", Grid: [3]int{1, 1, 1}, Threads: 1024, Shared: (4*experts+15)&^15 + sums,
-		Early: p.Bulk, Args: Args(a)})
+	return append(ls, Call{kernelGroup, &a, Config{Grid: [3]int{1, 1, 1}, Threads: 1024,
+		Shared: (4*experts+15)&^15 + sums, Early: p.Bulk}})
 }
 
 // maxCuts bounds the pieces of an expert's row, which whoever reads the result must add.
@@ -166,14 +162,14 @@ const (
 func alike(a, b WeightLayout) bool { return a.Format == b.Format && a.Table == b.Table }
 
 // ExpertMatMul appends products of packed rows, two in a launch where that is possible.
-func (p *Products) ExpertMatMul(ls []Launch, x MatMulInput, tables Addr, pairs int, jobs ...ExpertJob) []Launch {
+func (p *Products) ExpertMatMul(ls []Call, x MatMulInput, tables Addr, pairs int, jobs ...ExpertJob) []Call {
 	for len(jobs) > 0 {
 		n := 1
 		if len(jobs) > 1 && alike(jobs[0].WeightLayout, jobs[1].WeightLayout) {
 			n = 2
 		}
-		if p.Plain {
-			ls = append(ls, plainExperts(x, tables, pairs, jobs[:n]))
+		if p.NoTensorCores {
+			ls = append(ls, rowsExpertsCall(x, tables, pairs, jobs[:n]))
 			jobs = jobs[n:]
 			continue
 		}
@@ -184,7 +180,7 @@ func (p *Products) ExpertMatMul(ls []Launch, x MatMulInput, tables Addr, pairs i
 }
 
 // Experts appends one launch.
-func (p *Products) Experts(ls []Launch, e ExpertProduct) []Launch {
+func (p *Products) Experts(ls []Call, e ExpertProduct) []Call {
 	first := e.Jobs[0][0]
 	x, nt := e.X, expertTiles(e.Pairs, first.Experts)
 	a := expertArgs{gated: e.Gated, tables: e.Tables, rows: int32(x.Rows), pairs: int32(e.Pairs),
@@ -212,8 +208,8 @@ func (p *Products) Experts(ls []Launch, e ExpertProduct) []Launch {
 	}
 	if !p.Bulk {
 		a.depth = int32(min(4, p.Shared/slot))
-		return append(ls, Launch{Name: fmt.Sprintf("moe_pipe_%d", nt), Grid: [3]int{p.Units, 1, 1}, Threads: 512,
-			Shared: int(a.depth) * slot, Args: Args(a)})
+		return append(ls, Call{pipeExperts{tiles: nt}, &a, Config{Grid: [3]int{p.Units, 1, 1}, Threads: 512,
+			Shared: int(a.depth) * slot}})
 	}
 	front := expertFront
 	if x.P == 0 {
@@ -226,20 +222,16 @@ func (p *Products) Experts(ls []Launch, e ExpertProduct) []Launch {
 	if e.Choice != nil {
 		a.route = e.Choice.routes(1)
 	}
-	set := formatSet(ws)
-	if set == "q4k" {
-		set = "k"
+	k := expertProduct{set: setOf(ws), tiles: nt}
+	if k.set == setQ4K {
+		k.set = setK
 	}
-	l := Launch{Name: fmt.Sprintf("experts_%s_%d", set, nt), Grid: [3]int{p.Units, 1, 1}, Threads: 544, Early: true}
 	if x.P == 0 {
-		l.Name = "gated_" + set
-		if e.Choice != nil {
-			l.Name += "_one"
-		}
+		k.tiles, k.gated, k.choose = 0, true, e.Choice != nil
 	}
 	a.depth = int32(min(8, (p.Shared-front)/slot) &^ 1)
-	l.Shared, l.Args = front+int(a.depth)*slot, Args(a)
-	return append(ls, l)
+	return append(ls, Call{k, &a, Config{Grid: [3]int{p.Units, 1, 1}, Threads: 544,
+		Shared: front + int(a.depth)*slot, Early: true}})
 }
 
 // canGate reports whether tables and the rows of eight pairs fit beside a ring, for products with ws.
@@ -314,7 +306,7 @@ func (p *Products) CanRoute(w FloatMatrix, x Out) bool {
 }
 
 // Route appends the choice of experts for n rows; of one row alone only the logits.
-func (p *Products) Route(ls []Launch, r Router, n int) []Launch {
+func (p *Products) Route(ls []Call, r Router, n int) []Call {
 	args := func(m FloatMatrix, y Out) floatArgs {
 		return floatArgs{y: y.P, w: m.W, x: r.X.P, n: int32(n), rows: int32(m.Rows), cols: int32(m.Cols),
 			xs: int32(r.X.Stride),
@@ -336,8 +328,8 @@ func (p *Products) Route(ls []Launch, r Router, n int) []Launch {
 		grid++
 	}
 	const warps = 8
-	return append(ls, Launch{Name: fmt.Sprintf("router_%d", tokens), Grid: [3]int{grid, (n + tokens - 1) / tokens, 1},
-		Threads: 32 * warps, Shared: max(4*warps*((experts+3)&^3)+8*warps+16, warps*4*tokens*4), Early: true, Args: Args(a)})
+	return append(ls, Call{router{rows: tokens}, &a, Config{Grid: [3]int{grid, (n + tokens - 1) / tokens, 1},
+		Threads: 32 * warps, Shared: max(4*warps*((experts+3)&^3)+8*warps+16, warps*4*tokens*4), Early: true}})
 }
 
 // Mixed is the end of a mixture of experts: the weighted sum of every row's experts and the gated output of the one
@@ -371,15 +363,13 @@ type mixArgs struct {
 }
 
 // Mix appends the end of a mixture.
-func (p *Products) Mix(ls []Launch, to Packed, m Mixed) []Launch {
-	a := Args(mixArgs{act: to.args(), x: m.X, y: m.Y, shared: m.Shared, weights: m.Weights.P, scale: m.Scale, ids: m.IDs,
+func (p *Products) Mix(ls []Call, to Packed, m Mixed) []Call {
+	a := &mixArgs{act: to.args(), x: m.X, y: m.Y, shared: m.Shared, weights: m.Weights.P, scale: m.Scale, ids: m.IDs,
 		gate: m.Gate.P, dst: m.Dst.P, w: m.W, sumsq: m.Sums, out: m.Out.P, rows: int32(to.Rows), cols: int32(to.Cols),
 		used: int32(m.Used), ws: int32(m.Weights.Stride), gs: int32(m.Gate.Stride), dstStride: int32(m.Dst.Stride),
-		outStride: int32(m.Out.Stride), eps: m.Eps, mean: 1 / float32(to.Cols)})
+		outStride: int32(m.Out.Stride), eps: m.Eps, mean: 1 / float32(to.Cols)}
 	if m.Out.P == 0 {
-		return append(ls, p.small("moe_add_pack", &to, a))
+		return append(ls, p.small(kernelMixPack, &to, a))
 	}
-	return append(ls, Launch{Name: "moe_add_norm", Grid: [3]int{min(to.Rows, 4*p.Units), 1, 1},
-		Threads: 32 * min(16, to.KB()),
-		Early:   p.Bulk, Args: a})
+	return append(ls, Call{kernelMixNorm, a, p.rowBlocks(to)})
 }

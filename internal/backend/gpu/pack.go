@@ -18,13 +18,13 @@ func (a *Packed) args() actArgs { return actArgs{a.P, int32(a.KB()), int32(a.NT)
 
 // small is the launch of a kernel between products, with a warp for each row and 256 columns. Blocks have two warps, so
 // that they find room beside a product that runs; for few rows there are at most two of them for each multiprocessor,
-// which leaves room for the next product. On plain devices a block has one row and 256 columns at a time.
-func (p *Products) small(name string, a *Packed, args []byte) Launch {
+// which leaves room for the next product. Without tensor cores a block has one row and 256 columns at a time.
+func (p *Products) small(k Kernel, a *Packed, args any) Call {
 	grid := min(2*p.Units*(1+a.Rows/9), (a.Rows*a.KB()+1)/2)
-	if p.Plain {
-		grid = min(plainGroups, a.Rows*a.KB())
+	if p.NoTensorCores {
+		grid = min(maxGroups, a.Rows*a.KB())
 	}
-	return Launch{Name: name, Grid: [3]int{grid, 1, 1}, Threads: 64, Early: p.Bulk, Args: args}
+	return Call{k, args, Config{Grid: [3]int{grid, 1, 1}, Threads: 64, Early: p.Bulk}}
 }
 
 func asInt(b bool) int32 {
@@ -41,9 +41,9 @@ type packArgs struct {
 }
 
 // Pack appends the packing of rows of x: row r is row r/div of x.
-func (p *Products) Pack(ls []Launch, to Packed, x In, div int) []Launch {
+func (p *Products) Pack(ls []Call, to Packed, x In, div int) []Call {
 	a := packArgs{to.args(), x, int32(to.Rows), int32(to.Cols), int32(div), 0}
-	return append(ls, p.small("pack", &to, Args(a)))
+	return append(ls, p.small(kernelPack, &to, &a))
 }
 
 type addPackArgs struct {
@@ -69,12 +69,12 @@ func (s *Sum) args(to *Packed) addPackArgs {
 
 // AddPack appends a residual addition whose sum is stored, multiplied with the norm's weights and packed. The product
 // divides by the root mean square.
-func (p *Products) AddPack(ls []Launch, to Packed, s Sum) []Launch {
+func (p *Products) AddPack(ls []Call, to Packed, s Sum) []Call {
 	a := s.args(&to)
 	if s.Last && p.clusterThen(ls, a) {
 		return ls
 	}
-	return append(ls, p.small("add_pack", &to, Args(a)))
+	return append(ls, p.small(kernelAddPack, &to, &a))
 }
 
 type addNormArgs struct {
@@ -86,10 +86,14 @@ type addNormArgs struct {
 }
 
 // AddNorm is AddPack that also writes the normalised rows; nothing is packed if to has no address.
-func (p *Products) AddNorm(ls []Launch, to Packed, s Sum, out Addr, outStride int, eps float32) []Launch {
+func (p *Products) AddNorm(ls []Call, to Packed, s Sum, out Addr, outStride int, eps float32) []Call {
 	a := addNormArgs{p: s.args(&to), out: out, outStride: int32(outStride), eps: eps, mean: 1 / float32(to.Cols)}
-	return append(ls, Launch{Name: "add_norm", Grid: [3]int{min(to.Rows, 4*p.Units), 1, 1}, Threads: 32 * min(16, to.KB()),
-		Early: p.Bulk, Args: Args(a)})
+	return append(ls, Call{kernelAddNorm, &a, p.rowBlocks(to)})
+}
+
+// rowBlocks has a block for each row, with a warp for each 256 columns.
+func (p *Products) rowBlocks(to Packed) Config {
+	return Config{Grid: [3]int{min(to.Rows, 4*p.Units), 1, 1}, Threads: 32 * min(16, to.KB()), Early: p.Bulk}
 }
 
 type gatedPackArgs struct {
@@ -99,9 +103,9 @@ type gatedPackArgs struct {
 }
 
 // GatedPack appends act(gate) * up, packed.
-func (p *Products) GatedPack(ls []Launch, to Packed, gate, up In, gelu bool) []Launch {
+func (p *Products) GatedPack(ls []Call, to Packed, gate, up In, gelu bool) []Call {
 	a := gatedPackArgs{to.args(), gate, up, int32(to.Rows), int32(to.Cols), asInt(gelu), 0}
-	return append(ls, p.small("gated_pack", &to, Args(a)))
+	return append(ls, p.small(kernelGatedPack, &to, &a))
 }
 
 type sigmoidPackArgs struct {
@@ -114,10 +118,10 @@ type sigmoidPackArgs struct {
 
 // SigmoidPack appends x * sigmoid(gate), packed. Heads of x have dim values, a multiple of 8, and their gates begin
 // step values after each other.
-func (p *Products) SigmoidPack(ls []Launch, to Packed, x, gate In, dim, step int) []Launch {
+func (p *Products) SigmoidPack(ls []Call, to Packed, x, gate In, dim, step int) []Call {
 	a := sigmoidPackArgs{act: to.args(), x: x, gate: gate, rows: int32(to.Rows), cols: int32(to.Cols),
 		dim: int32(dim), step: int32(step)}
-	return append(ls, p.small("sigmoid_pack", &to, Args(a)))
+	return append(ls, p.small(kernelSigmoidPack, &to, &a))
 }
 
 type mergePackArgs struct {
@@ -130,11 +134,11 @@ type mergePackArgs struct {
 	_                     int32
 }
 
-// MergePack is SigmoidPack of attention's output of which some rows are still in splits, on plain devices.
-func (p *Products) MergePack(ls []Launch, to Packed, s *Splits, x, gate In, step int) []Launch {
+// MergePack is SigmoidPack of attention's output of which some rows are still in splits, without tensor cores.
+func (p *Products) MergePack(ls []Call, to Packed, s *Splits, x, gate In, step int) []Call {
 	a := mergePackArgs{act: to.args(), gate: gate, x: x.P, part: s.part, ml: s.ml, sinks: s.sinks, seen: s.seen,
 		stride: x.Stride, rows: int32(to.Rows), cols: int32(to.Cols), dim: s.dim, step: int32(step)}
-	return append(ls, p.small("merge_pack", &to, Args(a)))
+	return append(ls, p.small(kernelMergePack, &to, &a))
 }
 
 type headPackArgs struct {
@@ -151,9 +155,9 @@ func CanHeadPack(dim int) bool {
 }
 
 // HeadPack appends the RMSNorm of every head, times w and silu(gate), packed.
-func (p *Products) HeadPack(ls []Launch, to Packed, x, gate In, w Addr, dim int, eps float32) []Launch {
+func (p *Products) HeadPack(ls []Call, to Packed, x, gate In, w Addr, dim int, eps float32) []Call {
 	a := headPackArgs{to.args(), x, gate, w, int32(to.Rows), int32(to.Cols), int32(dim), 0, eps, 1 / float32(dim)}
-	return append(ls, p.small("head_pack", &to, Args(a)))
+	return append(ls, p.small(kernelHeadPack, &to, &a))
 }
 
 type reduceArgs struct {
@@ -164,8 +168,8 @@ type reduceArgs struct {
 }
 
 // Reduce appends the addition of pieces to plain rows.
-func (p *Products) Reduce(ls []Launch, dst Addr, stride int, x In, rows, cols int) []Launch {
+func (p *Products) Reduce(ls []Call, dst Addr, stride int, x In, rows, cols int) []Call {
 	size := Packed{ActLayout: ActLayout{Rows: rows, Cols: cols}}
 	a := reduceArgs{x: x, dst: dst, stride: int32(stride), rows: int32(rows), cols: int32(cols)}
-	return append(ls, p.small("reduce_pieces", &size, Args(a)))
+	return append(ls, p.small(kernelReduce, &size, &a))
 }

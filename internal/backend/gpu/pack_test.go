@@ -124,10 +124,7 @@ func silu(x float64) float64 { return x / (1 + math.Exp(-x)) }
 
 func TestPackKernels(t *testing.T) {
 	r := newProductRig(t)
-	small, err := gpu.NewSmall(r.d)
-	if err != nil {
-		t.Fatal(err)
-	}
+	small := gpu.NewSmall(r.d.Props())
 	rnd := rand.New(rand.NewPCG(1, 4))
 	for _, nt := range packLayouts {
 		for _, cols := range []int{512, 768 - 64} {

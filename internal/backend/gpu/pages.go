@@ -118,7 +118,6 @@ type Pages struct {
 	free   []int32
 	used   atomic.Int32
 	owner  *Backend // nil: nobody else uses the device's memory
-	move   Kernel
 	strips Addr
 	moves  Addr // room for maxMoves of them
 	waste  Addr // a page for the rows of padding
@@ -241,9 +240,6 @@ func NewPages(d Driver, pool backend.KVLayout, owner *Backend) (*Pages, error) {
 		return nil, err
 	}
 	p := &Pages{Layout: l, d: d, owner: owner, per: max(1, min(256, chunkBytes/max(1, l.Bytes)))}
-	if p.move, err = d.Kernel("kv_move"); err != nil {
-		return nil, err
-	}
 	var b []byte
 	for _, s := range l.strips {
 		b = binary.LittleEndian.AppendUint32(b, uint32(s.off))
@@ -339,8 +335,8 @@ func (p *Pages) Move(rows []backend.RowMove) {
 			b = binary.LittleEndian.AppendUint32(b, uint32(m.Src))
 		}
 		p.d.Upload(p.moves, b)
-		p.d.Launch(&Launch{Kernel: p.move, Name: "kv_move", Grid: [3]int{(n + 3) / 4, 1, 1}, Threads: 128,
-			Args: Args(moveArgs{p.moves, p.strips, int32(len(b) / moveBytes), int32(n)})})
+		launchNow(p.d, Call{kernelMove, &moveArgs{p.moves, p.strips, int32(len(b) / moveBytes), int32(n)},
+			Config{Grid: [3]int{(n + 3) / 4, 1, 1}, Threads: 128}})
 	}
 }
 

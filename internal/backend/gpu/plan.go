@@ -73,7 +73,7 @@ func (b *Backend) block(l *list, s *step) ([]byte, layout, error) {
 	blk := b.blockHost[:lay.bytes]
 	at := setBytes * lay.sets
 	for i, e := range l.sets {
-		copy(blk[setBytes*i:], Args(SetEntry{e.dst, int32(at - setBytes*e.first), int32(e.n)}))
+		copy(blk[setBytes*i:], bytesOf([]SetEntry{{e.dst, int32(at - setBytes*e.first), int32(e.n)}}))
 		at += copy(blk[at:], bytesOf(s.data[e.from:][:e.n]))
 	}
 	for i, t := range tables {
@@ -291,7 +291,7 @@ func (b *Backend) attentionOf(heads int, d backend.KVDims) (*Attention, error) {
 	if a := b.attn[key]; a != nil {
 		return a, nil
 	}
-	a, err := NewAttention(b.d, heads, d)
+	a, err := NewAttention(b.props, heads, d)
 	if err == nil {
 		b.attn[key] = a
 	}
@@ -301,183 +301,6 @@ func (b *Backend) attentionOf(heads int, d backend.KVDims) (*Attention, error) {
 type attentionKey struct {
 	heads int
 	dims  backend.KVDims
-}
-
-// tables returns where the tables of an operation lie.
-func (l *lowering) tables(o op) (KVAddrs, *kvUse) {
-	u := &l.lay.uses[max(0, l.lay.use(o.attn, l.pool(o).Layout.Shapes[o.attn.layer]))]
-	t := u.room.At(l.lay.base + Addr(u.at))
-	t.Pages = l.pool(o).table
-	return t, u
-}
-
-func (l *lowering) pool(o op) *Pages { return l.plan.KV[o.attn.group].Pool.(*Pages) }
-
-// kvWrite stores keys and values at their slots.
-func (l *lowering) kvWrite(o op, k, v In) {
-	t, _ := l.tables(o)
-	p := l.pool(o)
-	l.out = l.b.writer.Write(l.out, k, v, int(o.a.rows), p.Layout.Shapes[o.attn.layer].Heads, t,
-		p.Layout.Places[o.attn.layer])
-}
-
-// attention runs the attention of a layer.
-func (l *lowering) attention(o op, q view) {
-	t, u := l.tables(o)
-	a, err := l.b.attentionOf(int(o.attn.heads), u.shape)
-	if err != nil {
-		l.err = err
-		return
-	}
-	from, to := q.out(), o.dst.out()
-	if !from.aligned() { // rare: the kernels read and write four values at a time
-		from = Out{l.take(4 * int(q.rows) * int(q.cols)), int(q.cols)}
-		l.out = l.b.small.Copy(l.out, from, q.in(), int(q.rows), int(q.cols))
-		defer l.b.spare.give(from.P)
-	}
-	if !to.aligned() {
-		to = Out{l.take(4 * int(o.dst.rows) * int(o.dst.cols)), int(o.dst.cols)}
-		defer func() {
-			l.out = l.b.small.Copy(l.out, o.dst.out(), Rows(to.P, to.Stride), int(o.dst.rows), int(o.dst.cols))
-			l.b.spare.give(to.P)
-		}()
-	}
-	c := AttnCall{Q: from.P, Out: to.P, QStride: from.Stride, OStride: to.Stride, Rows: int(q.rows), Longest: u.longest,
-		Tables: t, Merge: u.partials > 0, Partials: u.partials, Place: l.pool(o).Layout.Places[o.attn.layer],
-		Sinks: o.attn.sinks, Scale: o.attn.scale, Shares: u.shares}
-	if c.Merge {
-		c.Scratch = l.take(a.ScratchBytes(u.partials))
-	}
-	if u.unpack > 0 || u.block > 0 {
-		c.Rotated = l.take(4 * int(q.rows) * int(q.cols))
-		defer l.b.spare.give(c.Rotated)
-	}
-	if u.unpack > 0 {
-		c.Unpack, c.Entries = l.b.unpacked, l.pool(o).entries
-	}
-	if s := o.attn.sparse; u.block > 0 {
-		c.Sparse = &SparseCall{Block: int(s.block), Sink: int(s.sink), Window: int(s.window), Last: int(s.last),
-			Alpha: s.alpha, Keys: u.keys, Words: u.words, Queries: u.room.Queries}
-		c.Sparse.Scratch = l.take(a.SparseBytes(c.Sparse))
-		defer l.b.spare.give(c.Sparse.Scratch)
-	}
-	l.out = a.Launches(l.out, c)
-	if c.Merge {
-		l.splits = splitRows{o.dst, a.Splits(c), len(l.out), c.Scratch}
-	}
-}
-
-// splitRows is a tensor whose rows the last of so many launches adds from attention's splits, and their scratch, which
-// is kept until that launch is not the last one any more: the product after it may read them instead.
-type splitRows struct {
-	v        view
-	splits   *Splits
-	launches int
-	scratch  Addr
-}
-
-// queries: what stands between the products of an attention layer and attention: norms of heads, rotations, writing
-// keys and values.
-func (l *lowering) queries(i int) int {
-	var q, k, v headWork
-	end := i
-	for ; ; end++ {
-		o := l.at(end)
-		if o.kind != opRMSNorm && o.kind != opRoPE {
-			break
-		}
-	}
-	write := *l.at(end)
-	if write.kind != opKVWrite {
-		return 0
-	}
-	d := l.pool(write).Layout.Shapes[write.attn.layer]
-	tokens := int(write.a.rows)
-	k.dst, v.dst = write.a, write.b
-	for j := i; j < end; j++ {
-		o := l.ops[j]
-		w := &q
-		switch {
-		case sameRows(o.dst, k.dst):
-			w = &k
-		case sameRows(o.dst, v.dst):
-			w = &v
-		case q.dst.addr != 0 && !sameRows(o.dst, q.dst):
-			return 0
-		default:
-			q.dst = o.dst
-		}
-		if !w.add(o, tokens) {
-			return 0
-		}
-	}
-	// The fused kernel norms queries and keys with weights and values without.
-	if v.norm != nil && v.norm.v != 0 || k.norm != nil && k.norm.v == 0 || q.norm != nil && q.norm.v == 0 {
-		return 0
-	}
-	if k.rope == nil || v.rope != nil || q.dst.addr != 0 && q.rope == nil ||
-		q.rope != nil && (q.rope.b != k.rope.b || q.rope.c != k.rope.c) || l.wanted(end, k.dst) || l.wanted(end, v.dst) {
-		return 0
-	}
-	c := QKV{Eps: 1, Cos: k.rope.b.addr, Sin: k.rope.c.addr, Half: int(k.rope.b.cols), Turn: int(k.rope.b.stride),
-		Rows: tokens, KVHeads: d.Heads,
-		Place: l.pool(write).Layout.Places[write.attn.layer]}
-	c.Tables, _ = l.tables(write)
-	set := func(w *headWork, to *HeadRows, n int, dim int) bool {
-		src := w.dst
-		if w.norm != nil {
-			src = w.norm.a
-			to.Norm, c.Eps = w.norm.v, w.norm.f
-		}
-		h := l.split(headsOf(src, tokens, n), tokens)
-		to.In, to.Step = h.in, int32(h.step)
-		return h.n == n && h.dim == dim
-	}
-	if q.dst.addr != 0 {
-		c.Heads = int(q.rope.n)
-		c.Out, c.OutStride = q.dst.addr, c.Heads*d.KeyDim
-		if !set(&q, &c.Q, c.Heads, d.KeyDim) || q.dst.stride != q.dst.cols || c.Out%16 != 0 {
-			return 0
-		}
-	}
-	if !set(&k, &c.K, d.Heads, d.KeyDim) || !set(&v, &c.V, d.Heads, d.ValueDim) {
-		return 0
-	}
-	c.NormValues = v.norm != nil
-	l.out = l.b.writer.QKV(l.out, c)
-	if q.dst.addr != 0 {
-		l.overwrite(q.dst)
-	}
-	return end + 1 - i
-}
-
-// headWork is what is done to the heads of one tensor.
-type headWork struct {
-	dst        view
-	norm, rope *op
-}
-
-// add takes one more operation, which must be a norm or, after it, a rotation of the heads of dst.
-func (w *headWork) add(o op, tokens int) bool {
-	switch {
-	case o.kind == opRMSNorm && w.norm == nil && w.rope == nil && int(o.dst.rows)%tokens == 0:
-		w.norm = &o
-	case o.kind == opRoPE && w.rope == nil && (w.norm == nil || w.norm.dst == o.dst):
-		w.rope = &o
-	default:
-		return false
-	}
-	return true
-}
-
-// headsOf views rows of tokens as rows of heads.
-func headsOf(v view, tokens, n int) view {
-	if int(v.rows) == tokens && n > 1 {
-		v.rows *= int32(n)
-		v.cols /= int32(n)
-		v.stride = v.cols
-	}
-	return v
 }
 
 // NewKVPool returns an empty pool.

@@ -1,11 +1,8 @@
 package gpu
 
 import (
-	"fmt"
 	"iter"
 	"slices"
-	"strings"
-	"unsafe"
 )
 
 // Products chooses kernels for the products of a device: by the number of rows, the formats and the capability.
@@ -15,16 +12,16 @@ type Products struct {
 	Bulk   bool // copies that complete on barriers, dependent launch (9.0 and later)
 	Groups bool // products of warpgroups (9.0 alone)
 	Ahead  int  // bytes of the next product's weights that a block asks for; 0: none
-	Makes  bool // products of few rows make their activations; otherwise all are packed before
-	Plain  bool // see plain.go
-	// Plain: matrices instead of products of bytes, for many rows.
-	Matrices bool
+	// SelfPacks: products of few rows pack their input themselves; otherwise it is packed before.
+	SelfPacks     bool
+	NoTensorCores bool // see notensorcores.go
+	Matrices      bool // without tensor cores: cooperative matrices instead of products of bytes, for many rows
 }
 
 // NewProducts returns the choices for a device.
 func NewProducts(p Props) *Products {
 	return &Products{Units: p.Units, Shared: p.SharedBlock, Bulk: p.Major >= 9, Groups: p.Major == 9 && p.Minor == 0,
-		Plain: p.Plain, Matrices: p.Matrices, Ahead: askAhead, Makes: true}
+		NoTensorCores: p.NoTensorCores, Matrices: p.Matrices, Ahead: askAhead, SelfPacks: true}
 }
 
 // askAhead is how much of the next product's weights a block asks for. With 64 KiB a layer of a 27B model took 1 % less
@@ -32,10 +29,10 @@ func NewProducts(p Props) *Products {
 // load.
 const askAhead = 64 << 10
 
-// madeJobs is how many rows and stages of activations a block makes itself, at most: one for each of its 16 warps. That
+// selfPackedJobs is how many rows and stages of activations a block packs itself, at most: one for each of its 16 warps. That
 // took 0.6 us off a layer of a 27B model for one row and 1.6 off one of a 4B model; twice as much made a layer of the
 // 27B 1.6 us slower for two rows.
-const madeJobs = 16
+const selfPackedJobs = 16
 
 // mergedJobs is the same where it adds the splits of attention: two columns for each thread.
 const mergedJobs = 4
@@ -92,7 +89,7 @@ func groupFormat(f Format) bool {
 // Acts returns how rows of activations are packed for products with all of these matrices.
 func (p *Products) Acts(rows int, ws ...WeightLayout) ActLayout {
 	a := ActLayout{Rows: rows, Cols: ws[0].Cols}
-	if p.Plain {
+	if p.NoTensorCores {
 		a.NT = rowsLayout
 		return a
 	}
@@ -106,9 +103,9 @@ func (p *Products) Acts(rows int, ws ...WeightLayout) ActLayout {
 
 // tiles is the number of tiles of eight rows in a chunk: those of a kernel that exists and finds room in shared memory.
 func (p *Products) tiles(rows int, ws []WeightLayout) int {
-	sizes := []int{1, 2, 4, 8}
-	if p.Bulk && formatSet(ws) != "all" {
-		sizes = []int{1, 2, 3, 4, 6, 8}
+	sizes := pipeTiles
+	if p.Bulk {
+		sizes = soloTiles(setOf(ws))
 	}
 	best := 1
 	for _, nt := range sizes {
@@ -152,7 +149,7 @@ const maxPieces = 10
 // Cut deals the multiprocessors to matrices that are multiplied in one launch, by their bytes: how many blocks each
 // gets. This decides where its sums are cut, so it belongs to the matrix and not to a batch.
 //
-// A plain device says three for every two multiprocessors: six workgroups of a product fit on one, if they have few
+// A device without tensor cores says three for every two multiprocessors: six workgroups of a product fit on one, if they have few
 // registers. Those of Q6_K have more, and four fit. With as many as fit an H200 takes 27.0 instead of 29.1 us for one
 // row, 8.23 instead of 8.41 ms for a pass of a 27B model, but 11.96 instead of 11.75 for one of eight rows.
 func (p *Products) Cut(ws ...WeightLayout) []int {
@@ -160,7 +157,7 @@ func (p *Products) Cut(ws ...WeightLayout) []int {
 	for _, w := range ws {
 		total += w.MatrixBytes()
 	}
-	if p.Plain && !slices.ContainsFunc(ws, func(w WeightLayout) bool { return w.Format != TileQ6K }) {
+	if p.NoTensorCores && !slices.ContainsFunc(ws, func(w WeightLayout) bool { return w.Format != TileQ6K }) {
 		units = max(1, units*2/3)
 	}
 	left := units
@@ -208,16 +205,16 @@ func (p *Products) cluster(w WeightLayout) int {
 
 // clusterThen has the product that was launched last add its results to a residual stream, and pack them, if it can:
 // the blocks of a group must be a cluster, which reads pieces in shared memory instead of leaving them.
-func (p *Products) clusterThen(ls []Launch, t addPackArgs) bool {
+func (p *Products) clusterThen(ls []Call, t addPackArgs) bool {
 	if len(ls) == 0 || !p.Groups || t.w == 0 || t.rows > 8 || t.act.p == 0 || t.dst == 0 {
 		return false
 	}
-	l := &ls[len(ls)-1]
-	if !strings.HasPrefix(l.Name, "solo_") ||
-		!strings.HasSuffix(l.Name, "_made") && !strings.HasSuffix(l.Name, "_merged") {
+	c := &ls[len(ls)-1]
+	k, ok := c.Kernel.(soloProduct)
+	if !ok || !k.selfPacked || k.then {
 		return false
 	}
-	a := (*productArgs)(unsafe.Pointer(unsafe.SliceData(l.Args)))
+	a := productOf(c)
 	j := &a.job[0]
 	n := int(j.blocks / j.groups)
 	out := Out{t.dst, int(t.dstStride)}
@@ -227,13 +224,18 @@ func (p *Products) clusterThen(ls []Launch, t addPackArgs) bool {
 	}
 	const room = 3 << 10 // for the norm's weights and the rows that a block adds to
 	slot := slot(0, []WeightLayout{{Format: Format(j.format)}})
-	if l.Shared += room; l.Shared > p.Shared {
+	if c.Shared += room; c.Shared > p.Shared {
 		a.depth--
-		l.Shared -= slot
+		c.Shared -= slot
 	}
-	l.Name += "_then"
-	l.Args = append(l.Args, Args(t)...)
-	l.Cluster = n
+	k.then = true
+	c.Kernel, c.Cluster = k, n
+	switch a := c.Args.(type) {
+	case *selfPackedArgs:
+		c.Args = &selfPackedThenArgs{*a, t}
+	case *mergedArgs:
+		c.Args = &mergedThenArgs{*a, t}
+	}
 	return true
 }
 
@@ -260,15 +262,15 @@ func PieceBytes(in In) int { return in.Pieces() * int(in.N) * int(in.Groups) * s
 // MatMulInput is packed activations.
 type MatMulInput struct {
 	ActLayout
-	P    Addr
-	Sums Addr    // sums of squares, if results are to be divided by the root mean square of the rows
-	Eps  float32 // of that
-	Made *Made   // the product packs the rows itself: there is no address
+	P          Addr
+	Sums       Addr        // sums of squares, if results are to be divided by the root mean square of the rows
+	Eps        float32     // of that
+	SelfPacked *SelfPacked // the product packs the rows itself: there is no address
 }
 
-// Made is rows that a product makes and packs itself instead of reading them packed.
-type Made struct {
-	Kind      MadeKind
+// SelfPacked is rows that a product computes and packs itself instead of reading them packed.
+type SelfPacked struct {
+	Kind      PackKind
 	X, Gate   In
 	W         Addr // of the norm of heads
 	Dim, Step int  // heads have Dim values, and their gates begin Step values after each other; 0: no heads
@@ -282,19 +284,18 @@ type Splits struct {
 	heads, dim            int32
 }
 
-// MadeKind is what is made of rows.
-type MadeKind int32
+// PackKind is what is packed.
+type PackKind int32
 
 // The kinds, as in pack.h.
 const (
-	MadePlain   MadeKind = iota // X
-	MadeSiLU                    // silu(Gate) * X
-	MadeGELU                    // gelu(Gate) * X
-	MadeSigmoid                 // X * sigmoid(Gate), head by head
-	MadeHeads                   // RMSNorm of the heads of X, times W and silu(Gate)
+	PackRows    PackKind = iota // X
+	PackSiLU                    // silu(Gate) * X
+	PackGELU                    // gelu(Gate) * X
+	PackSigmoid                 // X * sigmoid(Gate), head by head
+	PackHeads                   // RMSNorm of the heads of X, times W and silu(Gate)
 )
 
-// makeArgs mirrors Make of pack.h, and madeArgs MadeArgs of solo.h.
 type makeArgs struct {
 	x, gate    In
 	w          Addr
@@ -304,43 +305,53 @@ type makeArgs struct {
 	_          int32
 }
 
-type madeArgs struct {
+type selfPackedArgs struct {
 	productArgs
 	make makeArgs
 }
 
 type mergedArgs struct {
-	madeArgs
+	selfPackedArgs
 	splits Splits
 }
 
-// CanMake reports whether a product of so many rows with w, cut over so many blocks, can make its own input: it must be
+type selfPackedThenArgs struct {
+	selfPackedArgs
+	then addPackArgs
+}
+
+type mergedThenArgs struct {
+	mergedArgs
+	then addPackArgs
+}
+
+// CanSelfPack reports whether a product of so many rows with w, cut over so many blocks, can pack its own input: it must be
 // little for every block, which shares it with none.
-func (p *Products) CanMake(m *Made, rows int, w WeightLayout, blocks int) bool {
-	jobs := madeJobs
+func (p *Products) CanSelfPack(m *SelfPacked, rows int, w WeightLayout, blocks int) bool {
+	jobs := selfPackedJobs
 	if m.Splits != nil {
 		if jobs = mergedJobs; w.Format != TileQ4K { // no other format has such a kernel
 			return false
 		}
 	}
-	return p.Bulk && p.Makes && formatSet([]WeightLayout{w}) != "all" && rows <= 8 &&
-		rows*madeStages(w, blocks) <= jobs &&
-		p.madeDepth(w, blocks) >= 4 && w.Cols%8 == 0 &&
-		m.X.fast() && (m.Gate.P == 0 || m.Gate.fast()) && (m.Kind != MadeSigmoid || m.Dim%8 == 0 && m.Step%8 == 0)
+	return p.Bulk && p.SelfPacks && setOf([]WeightLayout{w}) != setAll && rows <= 8 &&
+		rows*selfPackedStages(w, blocks) <= jobs &&
+		p.selfPackedDepth(w, blocks) >= 4 && w.Cols%8 == 0 &&
+		m.X.fast() && (m.Gate.P == 0 || m.Gate.fast()) && (m.Kind != PackSigmoid || m.Dim%8 == 0 && m.Step%8 == 0)
 }
 
-// madeStages is the largest number of stages of activations that a block has.
-func madeStages(w WeightLayout, blocks int) int {
+// selfPackedStages is the largest number of stages of activations that a block has.
+func selfPackedStages(w WeightLayout, blocks int) int {
 	return min(w.Stages(), (w.Groups()*w.Stages()+blocks-1)/blocks)
 }
 
-// madeFront is what lies in front of the ring of a product that makes its activations.
-func madeFront(w WeightLayout, blocks int) int {
-	return soloFront + (madeStages(w, blocks)*actTile+127)&^127
+// selfPackedFront is what lies in front of the ring of a product that makes its activations.
+func selfPackedFront(w WeightLayout, blocks int) int {
+	return soloFront + (selfPackedStages(w, blocks)*actTile+127)&^127
 }
 
-func (p *Products) madeDepth(w WeightLayout, blocks int) int {
-	return min(8, (p.Shared-madeFront(w, blocks))/slot(0, []WeightLayout{w}))
+func (p *Products) selfPackedDepth(w WeightLayout, blocks int) int {
+	return min(8, (p.Shared-selfPackedFront(w, blocks))/slot(0, []WeightLayout{w}))
 }
 
 // fast reports whether kernels can read eight columns at a time.
@@ -349,7 +360,6 @@ func (in In) fast() bool { return in.aligned() && (in.Groups == 0 || in.First%8 
 // maxJobs is the number of matrices of one launch.
 const maxJobs = 8
 
-// job and productArgs mirror product.h.
 type productJob struct {
 	w, part        Addr
 	groups, blocks int32
@@ -374,83 +384,84 @@ type productArgs struct {
 	most       int32
 }
 
+// product is the part that all arguments of a soloProduct begin with.
+func (a *productArgs) product() *productArgs { return a }
+
+func productOf(c *Call) *productArgs { return c.Args.(interface{ product() *productArgs }).product() }
+
 // MatMul appends the products of x with all matrices, which have its columns.
-func (p *Products) MatMul(ls []Launch, x MatMulInput, jobs ...MatMulJob) []Launch {
+func (p *Products) MatMul(ls []Call, x MatMulInput, jobs ...MatMulJob) []Call {
 	for len(jobs) > maxJobs {
 		ls = p.MatMul(ls, x, jobs[:maxJobs]...)
 		jobs = jobs[maxJobs:]
 	}
-	if p.Plain {
-		return p.plainMatMul(ls, x, jobs)
+	if p.NoTensorCores {
+		return p.rowsMatMul(ls, x, jobs)
 	}
 	if x.NT == 0 {
 		return p.prompt(ls, x, jobs)
 	}
-	if x.Made != nil {
-		return append(ls, p.made(x, jobs[0]))
+	if x.SelfPacked != nil {
+		return append(ls, p.selfPacked(x, jobs[0]))
 	}
 	a, grid, ws := productArgsOf(x, jobs)
 	a.depth = int32(p.depth(x.NT, ws))
-	l := Launch{Grid: [3]int{grid, x.chunks(), 1}, Threads: 512, Early: p.Bulk}
+	c := Call{soloProduct{set: setOf(ws), tiles: x.NT}, &a, Config{Grid: [3]int{grid, x.chunks(), 1}, Threads: 512,
+		Shared: soloFront + int(a.depth)*slot(x.NT, ws), Early: p.Bulk}}
 	if !p.Bulk {
-		l.Name, l.Shared = fmt.Sprintf("pipe_%d", x.NT), pipeFront+int(a.depth)*slot(x.NT, ws)
-	} else {
-		set := formatSet(ws)
-		l.Name = fmt.Sprintf("solo_%s_%d", set, x.NT)
-		l.Shared = soloFront + int(a.depth)*slot(x.NT, ws)
+		c.Kernel, c.Shared = pipeProduct{tiles: x.NT}, pipeFront+int(a.depth)*slot(x.NT, ws)
 	}
-	l.Args = Args(a)
-	return append(ls, l)
+	return append(ls, c)
 }
 
-// made is the product of rows that it makes itself.
-func (p *Products) made(x MatMulInput, j MatMulJob) Launch {
+// selfPacked is the product of rows that it packs itself.
+func (p *Products) selfPacked(x MatMulInput, j MatMulJob) Call {
 	a, grid, ws := productArgsOf(x, []MatMulJob{j})
-	a.depth, a.most = int32(p.madeDepth(j.WeightLayout, j.Blocks)), int32(madeStages(j.WeightLayout, j.Blocks))
-	m := *x.Made
+	a.depth, a.most = int32(p.selfPackedDepth(j.WeightLayout, j.Blocks)), int32(selfPackedStages(j.WeightLayout, j.Blocks))
+	m := *x.SelfPacked
 	if m.Dim == 0 {
 		m.Dim = max(8, x.Cols)
 	}
 	if m.Step == 0 {
 		m.Step = m.Dim
 	}
-	args := madeArgs{a, makeArgs{x: m.X, gate: m.Gate, w: m.W, kind: int32(m.Kind), cols: int32(x.Cols),
+	args := selfPackedArgs{a, makeArgs{x: m.X, gate: m.Gate, w: m.W, kind: int32(m.Kind), cols: int32(x.Cols),
 		dim: int32(m.Dim), step: int32(m.Step), eps: m.Eps}}
-	l := Launch{Name: fmt.Sprintf("solo_%s_made", formatSet(ws)), Grid: [3]int{grid, 1, 1}, Threads: 512, Early: true,
-		Shared: madeFront(j.WeightLayout, j.Blocks) + int(a.depth)*slot(0, ws), Args: Args(args)}
+	k := soloProduct{set: setOf(ws), selfPacked: true}
+	c := Call{k, &args, Config{Grid: [3]int{grid, 1, 1}, Threads: 512, Early: true,
+		Shared: selfPackedFront(j.WeightLayout, j.Blocks) + int(a.depth)*slot(0, ws)}}
 	if m.Splits != nil {
-		l.Name, l.Args = "solo_q4k_merged", Args(mergedArgs{args, *m.Splits})
+		k.merged = true
+		c.Kernel, c.Args = k, &mergedArgs{args, *m.Splits}
 	}
-	return l
+	return c
 }
 
-// formatSet names the smallest set of kernels that has all formats.
-func formatSet(ws []WeightLayout) string {
-	set := "q4k"
+// setOf is the smallest set of kernels that has all formats.
+func setOf(ws []WeightLayout) formatSet {
+	set := setQ4K
 	for _, w := range ws {
 		switch w.Format {
 		case TileQ4K:
 		case TileQ5K, TileQ6K:
-			if set == "q4k" {
-				set = "k"
-			}
+			set = setK
 		default:
-			return "all"
+			return setAll
 		}
 	}
 	return set
 }
 
 // LookAhead tells products of a list what the product after them reads first, if they are of the kind that asks for it.
-func (p *Products) LookAhead(ls []Launch) {
+func (p *Products) LookAhead(ls []Call) {
 	if p.Ahead == 0 {
 		return
 	}
 	var next *productArgs
 	for i := len(ls) - 1; i >= 0; i-- {
-		switch kind, _, _ := strings.Cut(ls[i].Name, "_"); kind {
-		case "solo", "duo":
-			a := (*productArgs)(unsafe.Pointer(unsafe.SliceData(ls[i].Args)))
+		switch k := ls[i].Kernel.(type) {
+		case soloProduct:
+			a := productOf(&ls[i])
 			if next != nil {
 				for k := range a.next {
 					j := &next.job[k]
@@ -458,8 +469,12 @@ func (p *Products) LookAhead(ls []Launch) {
 				}
 			}
 			next = a
-		case "prompt", "wide", "moe":
+		case promptProduct, pipeExperts:
 			next = nil // they read much in between
+		case *single:
+			if k == kernelGroup || k == kernelMixPack || k == kernelMixNorm { // and so do experts
+				next = nil
+			}
 		}
 	}
 }
@@ -491,27 +506,23 @@ func byFormat(jobs []MatMulJob) iter.Seq2[Format, []MatMulJob] {
 }
 
 // prompt appends products of warpgroups, one launch for each format.
-func (p *Products) prompt(ls []Launch, x MatMulInput, jobs []MatMulJob) []Launch {
+func (p *Products) prompt(ls []Call, x MatMulInput, jobs []MatMulJob) []Call {
 	for f, of := range byFormat(jobs) {
 		a, grid, _ := productArgsOf(x, of)
-		name, threads, tiles, parts := "prompt", 512, 1, 1
+		k, threads, tiles, parts := promptProduct{format: f}, 512, 1, 1
 		if x.Rows >= wideRows {
-			name, threads, tiles = "wide", 256, 2
+			k.wide, threads, tiles = true, 256, 2
 			parts = max(1, min(p.Units/grid, (x.Rows+127)/128))
 		}
 		const activations = 16384 + 2304 // of a half, for 64 rows
 		one := (tiles*activations + strips/tiles*tileHalves[f][1] + 1023) &^ 1023
 		a.depth = int32(min(8, (p.Shared-2048)/one))
-		ls = append(ls, Launch{Name: fmt.Sprintf("%s_%s", name, promptNames[f]), Grid: [3]int{grid, parts, 1},
-			Threads: threads,
-			Shared:  2048 + int(a.depth)*one, Early: true, Args: Args(a)})
+		ls = append(ls, Call{k, &a, Config{Grid: [3]int{grid, parts, 1}, Threads: threads,
+			Shared: 2048 + int(a.depth)*one, Early: true}})
 	}
 	return ls
 }
 
-var promptNames = map[Format]string{TileQ4K: "q4k", TileQ5K: "q5k", TileQ6K: "q6k", TileQ3K: "q3k", TileNV4: "nv4"}
-
-// embedArgs mirrors embed.cu.
 type embedArgs struct {
 	dst, w, ids Addr
 	stride      int32
@@ -524,9 +535,9 @@ type embedArgs struct {
 }
 
 // Embed appends the look-up of n rows: dst[i] = scale * row ids[i]. Rows that do not exist are zero.
-func (p *Products) Embed(ls []Launch, dst Addr, stride int, l WeightLayout, w, ids Addr, n int,
-	scale float32) []Launch {
+func (p *Products) Embed(ls []Call, dst Addr, stride int, l WeightLayout, w, ids Addr, n int,
+	scale float32) []Call {
 	a := embedArgs{dst: dst, w: w, ids: ids, stride: int32(stride), rows: int32(l.Rows), cols: int32(l.Cols), n: int32(n),
 		format: int32(l.Format), table: int32(l.Table), scale: scale * l.one()}
-	return append(ls, Launch{Name: "embed", Grid: [3]int{l.Stages(), n, 1}, Threads: 256, Early: p.Bulk, Args: Args(a)})
+	return append(ls, Call{kernelEmbed, &a, Config{Grid: [3]int{l.Stages(), n, 1}, Threads: 256, Early: p.Bulk}})
 }

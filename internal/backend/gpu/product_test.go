@@ -123,15 +123,16 @@ func TestLookAhead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	list := func(between string) []gpu.Launch {
+	list := func(between string) []gpu.Call {
 		in := gpu.MatMulInput{ActLayout: p.Acts(1, l), P: 1 << 20}
 		ls := p.MatMul(nil, in, gpu.MatMulJob{WeightLayout: l, W: 2 << 20, Blocks: 8, Part: 3 << 20})
-		ls = append(ls, gpu.Launch{Name: between})
+		ls = append(ls, gpu.Call{Kernel: kernelNamed(t, between)})
 		ls = p.MatMul(ls, in, gpu.MatMulJob{WeightLayout: l, W: 4 << 20, Blocks: 8, Part: 5 << 20})
 		p.LookAhead(ls)
 		return ls
 	}
-	knows := func(l gpu.Launch, a gpu.Addr) bool {
+	knows := func(c gpu.Call, a gpu.Addr) bool {
+		l := emitted(t, idleDriver{&idle{}}, []gpu.Call{c})[0]
 		for i := 0; i+8 <= len(l.Args); i += 8 {
 			if gpu.Addr(binary.LittleEndian.Uint64(l.Args[i:])) == a {
 				return true
@@ -146,7 +147,7 @@ func TestLookAhead(t *testing.T) {
 	if knows(ls[2], 2<<20) {
 		t.Error("the last product knows other weights than its own")
 	}
-	if knows(list("moe_k_1")[0], 4<<20) {
+	if knows(list("moe_group")[0], 4<<20) {
 		t.Error("a product looks ahead beyond experts")
 	}
 }

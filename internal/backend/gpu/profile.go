@@ -60,10 +60,10 @@ func (b *Backend) timed(ls []Launch) {
 }
 
 // Bandwidth measures how many bytes a second the device's memory reads and writes, by copying more than its caches
-// hold. On plain devices it is a kernel that reads: what copies there need not use all of the memory's speed.
+// hold. Without tensor cores it is a kernel that reads: what copies there need not use all of the memory's speed.
 func (b *Backend) Bandwidth() (float64, error) {
 	const bytes, rounds = 1 << 30, 8
-	if b.props.Plain {
+	if b.props.NoTensorCores {
 		return b.ReadSpeed(bytes, rounds)
 	}
 	from, err := b.d.Alloc(bytes)

@@ -47,11 +47,11 @@ func newRAM(t testing.TB) *ram {
 func (d *ram) Props() gpu.Props {
 	return gpu.Props{Name: "ram", Major: 9, Units: 132, Memory: 1 << 40, SharedBlock: 227 << 10}
 }
-func (d *ram) Free() (free, total int)             { return 1 << 40, 1 << 40 }
-func (d *ram) Kernel(n string) (gpu.Kernel, error) { return n, nil }
-func (d *ram) Compiling() time.Duration            { return 0 }
-func (d *ram) Wait() error                         { return d.lost }
-func (d *ram) Close() error                        { d.closed++; return nil }
+func (d *ram) Free() (free, total int)                 { return 1 << 40, 1 << 40 }
+func (d *ram) Kernel(k gpu.Kernel) (gpu.Handle, error) { return k.Name(), nil }
+func (d *ram) Compiling() time.Duration                { return 0 }
+func (d *ram) Wait() error                             { return d.lost }
+func (d *ram) Close() error                            { d.closed++; return nil }
 
 func (d *ram) Alloc(n int) (gpu.Addr, error) {
 	if n <= 0 {

@@ -43,7 +43,7 @@ func openDevice(t testing.TB) gpu.Driver {
 func openPlain(t testing.TB) gpu.Driver {
 	t.Helper()
 	if os.Getenv("STROBE_GPU") != "vulkan" {
-		t.Skip("needs a device with the kernels of plain.go: set STROBE_GPU=vulkan")
+		t.Skip("needs a device with the kernels of notensorcores.go: set STROBE_GPU=vulkan")
 	}
 	return openDevice(t)
 }
@@ -99,15 +99,10 @@ func (g *rig) readInts(a gpu.Addr, n int) []int32 {
 	return v
 }
 
-func (g *rig) run(ls []gpu.Launch) {
+func (g *rig) run(calls []gpu.Call) {
 	g.t.Helper()
-	for i := range ls {
-		if ls[i].Kernel == nil {
-			k, err := g.d.Kernel(ls[i].Name)
-			g.must(err)
-			ls[i].Kernel = k
-		}
-		g.d.Launch(&ls[i])
+	for _, l := range emitted(g.t, g.d, calls) {
+		g.d.Launch(&l)
 	}
 	g.must(g.d.Wait())
 }

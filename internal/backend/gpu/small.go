@@ -2,48 +2,22 @@ package gpu
 
 import (
 	"fmt"
-	"slices"
 
 	"strobe/internal/backend"
 )
 
-// Small has the kernels of small.cu and select.cu: what is done to rows of activations beside products, attention and
-// recurrence. Its methods append launches to a list.
+// Small chooses the kernels of small.cu and select.cu: what is done to rows of activations beside products, attention
+// and recurrence. Its methods append calls to a list.
 type Small struct {
-	units   int
-	plain   bool // see plain.go
-	kernels map[string]Kernel
+	units         int
+	noTensorCores bool // see notensorcores.go
 }
 
-// NewSmall finds the kernels.
-func NewSmall(d Driver) (*Small, error) {
-	s := &Small{units: d.Props().Units, plain: d.Props().Plain}
-	var err error
-	s.kernels, err = loadKernels(d, "small_copy", "small_add", "small_bias", "small_scale", "small_silu",
-		"small_gelu", "small_sigmoid",
-		"small_softcap", "small_gather", "small_add_gated", "small_heads_sigmoid", "small_norm_short",
-		"small_norm_long", "small_angles",
-		"small_rope", "small_block_conv", "small_expert_sum", "small_scatter", "select_route",
-		"select_max_parts",
-		"select_top_parts", "select_merge", "select_groups", "select_weights", "select_candidates")
-	return s, err
-}
+// NewSmall returns the choices for a device.
+func NewSmall(p Props) *Small { return &Small{units: p.Units, noTensorCores: p.NoTensorCores} }
 
-func loadKernels(d Driver, names ...string) (map[string]Kernel, error) {
-	ks := make(map[string]Kernel, len(names))
-	for _, n := range names {
-		k, err := d.Kernel(n)
-		if err != nil {
-			return nil, err
-		}
-		ks[n] = k
-	}
-	return ks, nil
-}
-
-func (s *Small) launch(ls []Launch, kernel string, grid [3]int, threads, shared int, args []byte) []Launch {
-	return append(ls, Launch{Kernel: s.kernels[kernel], Name: kernel, Grid: grid, Threads: threads, Shared: shared,
-		Early: true, Args: args})
+func (s *Small) launch(ls []Call, kernel Kernel, grid [3]int, threads, shared int, args any) []Call {
+	return append(ls, Call{kernel, args, Config{Grid: grid, Threads: threads, Shared: shared, Early: true}})
 }
 
 // perThread bounds the rounds of a thread when there is more work than one block per multiprocessor does in one. Until
@@ -79,64 +53,64 @@ type elemArgs struct {
 	s              float32
 }
 
-func (s *Small) elements(ls []Launch, kernel string, dst Out, rows, cols int, e elemArgs) []Launch {
+func (s *Small) elements(ls []Call, kernel Kernel, dst Out, rows, cols int, e elemArgs) []Call {
 	e.dst, e.ds, e.rows, e.cols = dst.P, int32(dst.Stride), int32(rows), int32(cols)
 	total := rows * cols
 	if cols%4 == 0 && dst.aligned() && (e.a.P == 0 || e.a.aligned()) && (e.b.P == 0 || e.b.aligned() ||
-		kernel == "small_add_gated") {
+		kernel == kernelAddGated) {
 		e.quads = 1
 		total /= 4
 	}
-	return s.launch(ls, kernel, s.flat(total, 256), 256, 0, Args(e))
+	return s.launch(ls, kernel, s.flat(total, 256), 256, 0, &e)
 }
 
 // Copy copies rows. With a product's pieces it adds them up.
-func (s *Small) Copy(ls []Launch, dst Out, x In, rows, cols int) []Launch {
-	return s.elements(ls, "small_copy", dst, rows, cols, elemArgs{a: x})
+func (s *Small) Copy(ls []Call, dst Out, x In, rows, cols int) []Call {
+	return s.elements(ls, kernelCopy, dst, rows, cols, elemArgs{a: x})
 }
 
 // Add adds two tensors.
-func (s *Small) Add(ls []Launch, dst Out, x, y In, rows, cols int) []Launch {
-	return s.elements(ls, "small_add", dst, rows, cols, elemArgs{a: x, b: y})
+func (s *Small) Add(ls []Call, dst Out, x, y In, rows, cols int) []Call {
+	return s.elements(ls, kernelAdd, dst, rows, cols, elemArgs{a: x, b: y})
 }
 
 // AddBias adds a vector to every row.
-func (s *Small) AddBias(ls []Launch, dst Out, x In, bias Addr, rows, cols int) []Launch {
-	return s.elements(ls, "small_bias", dst, rows, cols, elemArgs{a: x, w: bias})
+func (s *Small) AddBias(ls []Call, dst Out, x In, bias Addr, rows, cols int) []Call {
+	return s.elements(ls, kernelBias, dst, rows, cols, elemArgs{a: x, w: bias})
 }
 
 // Scale multiplies every value by f.
-func (s *Small) Scale(ls []Launch, dst Out, x In, f float32, rows, cols int) []Launch {
-	return s.elements(ls, "small_scale", dst, rows, cols, elemArgs{a: x, s: f})
+func (s *Small) Scale(ls []Call, dst Out, x In, f float32, rows, cols int) []Call {
+	return s.elements(ls, kernelScale, dst, rows, cols, elemArgs{a: x, s: f})
 }
 
 // Gather copies the rows of src, which are plain, that index names.
-func (s *Small) Gather(ls []Launch, dst Out, src In, index Addr, rows, cols int) []Launch {
-	return s.elements(ls, "small_gather", dst, rows, cols, elemArgs{a: src, index: index})
+func (s *Small) Gather(ls []Call, dst Out, src In, index Addr, rows, cols int) []Call {
+	return s.elements(ls, kernelGather, dst, rows, cols, elemArgs{a: src, index: index})
 }
 
 // Gated computes silu(gate)*up, or gelu(gate)*up.
-func (s *Small) Gated(ls []Launch, dst Out, gate, up In, gelu bool, rows, cols int) []Launch {
-	kernel := "small_silu"
+func (s *Small) Gated(ls []Call, dst Out, gate, up In, gelu bool, rows, cols int) []Call {
+	kernel := kernelSiLU
 	if gelu {
-		kernel = "small_gelu"
+		kernel = kernelGELU
 	}
 	return s.elements(ls, kernel, dst, rows, cols, elemArgs{a: gate, b: up})
 }
 
 // SigmoidGate computes x*sigmoid(gate).
-func (s *Small) SigmoidGate(ls []Launch, dst Out, x, gate In, rows, cols int) []Launch {
-	return s.elements(ls, "small_sigmoid", dst, rows, cols, elemArgs{a: x, b: gate})
+func (s *Small) SigmoidGate(ls []Call, dst Out, x, gate In, rows, cols int) []Call {
+	return s.elements(ls, kernelSigmoid, dst, rows, cols, elemArgs{a: x, b: gate})
 }
 
 // AddGated computes dst += sigmoid(gate)*x, where gate has one column.
-func (s *Small) AddGated(ls []Launch, dst Out, x, gate In, rows, cols int) []Launch {
-	return s.elements(ls, "small_add_gated", dst, rows, cols, elemArgs{a: x, b: gate})
+func (s *Small) AddGated(ls []Call, dst Out, x, gate In, rows, cols int) []Call {
+	return s.elements(ls, kernelAddGated, dst, rows, cols, elemArgs{a: x, b: gate})
 }
 
 // Softcap computes c*tanh(x/c).
-func (s *Small) Softcap(ls []Launch, dst Out, x In, c float32, rows, cols int) []Launch {
-	return s.elements(ls, "small_softcap", dst, rows, cols, elemArgs{a: x, s: c})
+func (s *Small) Softcap(ls []Call, dst Out, x In, c float32, rows, cols int) []Call {
+	return s.elements(ls, kernelSoftcap, dst, rows, cols, elemArgs{a: x, s: c})
 }
 
 // HeadsIn reads the heads of tokens: head h of a token begins at column h*Step. A tensor of plain rows is one of one
@@ -165,24 +139,22 @@ type headsArgs struct {
 const shortRow = 512
 
 // RMSNorm normalises heads of dim values; w may be 0.
-func (s *Small) RMSNorm(ls []Launch, dst HeadsOut, x HeadsIn, w Addr, eps float32, tokens, heads, dim int) []Launch {
-	a := Args(headsArgs{dst: dst.P, w: w, x: x.In, rows: int32(tokens * heads), cols: int32(dim), heads: int32(heads),
-		xs: int32(x.Step),
-		ds: int32(dst.Stride), dhs: int32(dst.Step), eps: eps})
+func (s *Small) RMSNorm(ls []Call, dst HeadsOut, x HeadsIn, w Addr, eps float32, tokens, heads, dim int) []Call {
+	a := &headsArgs{dst: dst.P, w: w, x: x.In, rows: int32(tokens * heads), cols: int32(dim), heads: int32(heads),
+		xs: int32(x.Step), ds: int32(dst.Stride), dhs: int32(dst.Step), eps: eps}
 	row := (dim + 3) / 4 * 16
 	if dim <= shortRow {
 		// Four rows to a block: more would leave multiprocessors idle when there are few.
-		return s.launch(ls, "small_norm_short", [3]int{(tokens*heads + 3) / 4, 1, 1}, 128, 4*row, a)
+		return s.launch(ls, kernelNormShort, [3]int{(tokens*heads + 3) / 4, 1, 1}, 128, 4*row, a)
 	}
-	return s.launch(ls, "small_norm_long", [3]int{tokens * heads, 1, 1}, 256, row+32, a)
+	return s.launch(ls, kernelNormLong, [3]int{tokens * heads, 1, 1}, 256, row+32, a)
 }
 
 // HeadsSigmoid is SigmoidGate for heads.
-func (s *Small) HeadsSigmoid(ls []Launch, dst HeadsOut, x, gate HeadsIn, tokens, heads, dim int) []Launch {
-	a := Args(headsArgs{dst: dst.P, x: x.In, y: gate.In, rows: int32(tokens * heads), cols: int32(dim),
-		heads: int32(heads),
-		xs:    int32(x.Step), ys: int32(gate.Step), ds: int32(dst.Stride), dhs: int32(dst.Step)})
-	return s.launch(ls, "small_heads_sigmoid", s.flat(tokens*heads*dim, 256), 256, 0, a)
+func (s *Small) HeadsSigmoid(ls []Call, dst HeadsOut, x, gate HeadsIn, tokens, heads, dim int) []Call {
+	a := &headsArgs{dst: dst.P, x: x.In, y: gate.In, rows: int32(tokens * heads), cols: int32(dim), heads: int32(heads),
+		xs: int32(x.Step), ys: int32(gate.Step), ds: int32(dst.Stride), dhs: int32(dst.Step)}
+	return s.launch(ls, kernelHeadGate, s.flat(tokens*heads*dim, 256), 256, 0, a)
 }
 
 type anglesArgs struct {
@@ -192,10 +164,10 @@ type anglesArgs struct {
 }
 
 // Angles computes cosines and sines of pos[r]*inv[c], times scale.
-func (s *Small) Angles(ls []Launch, cos, sin Out, pos, inv Addr, scale float32, rows, cols int) []Launch {
-	a := Args(anglesArgs{cos: cos.P, sin: sin.P, pos: pos, inv: inv, rows: int32(rows), cols: int32(cols),
-		cs: int32(cos.Stride), ss: int32(sin.Stride), scale: scale})
-	return s.launch(ls, "small_angles", s.flat(rows*cols, 128), 128, 0, a)
+func (s *Small) Angles(ls []Call, cos, sin Out, pos, inv Addr, scale float32, rows, cols int) []Call {
+	a := &anglesArgs{cos: cos.P, sin: sin.P, pos: pos, inv: inv, rows: int32(rows), cols: int32(cols),
+		cs: int32(cos.Stride), ss: int32(sin.Stride), scale: scale}
+	return s.launch(ls, kernelAngles, s.flat(rows*cols, 128), 128, 0, a)
 }
 
 type ropeArgs struct {
@@ -204,10 +176,10 @@ type ropeArgs struct {
 }
 
 // RoPE rotates the first 2*half columns of every row of x; row r belongs to row r/heads of the angles.
-func (s *Small) RoPE(ls []Launch, x Out, cos, sin Out, rows, heads, half int) []Launch {
-	a := Args(ropeArgs{x.P, cos.P, sin.P, int32(rows), int32(heads), int32(half), int32(x.Stride), int32(cos.Stride),
-		int32(sin.Stride)})
-	return s.launch(ls, "small_rope", s.flat(rows*half, 256), 256, 0, a)
+func (s *Small) RoPE(ls []Call, x Out, cos, sin Out, rows, heads, half int) []Call {
+	a := &ropeArgs{x.P, cos.P, sin.P, int32(rows), int32(heads), int32(half), int32(x.Stride), int32(cos.Stride),
+		int32(sin.Stride)}
+	return s.launch(ls, kernelRoPE, s.flat(rows*half, 256), 256, 0, a)
 }
 
 type blockConvArgs struct {
@@ -216,10 +188,10 @@ type blockConvArgs struct {
 }
 
 // BlockConv is backend.BlockConv. x and dyn are plain rows.
-func (s *Small) BlockConv(ls []Launch, dst, x, dyn Out, base, index Addr, rows, cols, taps, groups int) []Launch {
-	a := Args(blockConvArgs{dst.P, x.P, dyn.P, base, index, int32(rows), int32(cols), int32(taps), int32(groups),
-		int32(dst.Stride), int32(x.Stride), int32(dyn.Stride)})
-	return s.launch(ls, "small_block_conv", s.flat(rows*cols, 256), 256, 0, a)
+func (s *Small) BlockConv(ls []Call, dst, x, dyn Out, base, index Addr, rows, cols, taps, groups int) []Call {
+	a := &blockConvArgs{dst.P, x.P, dyn.P, base, index, int32(rows), int32(cols), int32(taps), int32(groups),
+		int32(dst.Stride), int32(x.Stride), int32(dyn.Stride)}
+	return s.launch(ls, kernelBlockConv, s.flat(rows*cols, 256), 256, 0, a)
 }
 
 type sumArgs struct {
@@ -229,10 +201,10 @@ type sumArgs struct {
 }
 
 // ExpertSum adds the outputs of each row's experts with their weights; scale, one per expert, may be 0.
-func (s *Small) ExpertSum(ls []Launch, dst Out, y In, weights Out, ids, scale Addr, rows, cols, used int) []Launch {
-	a := Args(sumArgs{dst.P, weights.P, scale, ids, y, int32(rows), int32(cols), int32(used), int32(dst.Stride),
-		int32(weights.Stride)})
-	return s.launch(ls, "small_expert_sum", s.flat(rows*cols, 256), 256, 0, a)
+func (s *Small) ExpertSum(ls []Call, dst Out, y In, weights Out, ids, scale Addr, rows, cols, used int) []Call {
+	a := &sumArgs{dst.P, weights.P, scale, ids, y, int32(rows), int32(cols), int32(used), int32(dst.Stride),
+		int32(weights.Stride)}
+	return s.launch(ls, kernelExpertSum, s.flat(rows*cols, 256), 256, 0, a)
 }
 
 // SetEntry is an entry at the start of a step's block: N integers At bytes from its start belong at Dst.
@@ -242,12 +214,14 @@ type SetEntry struct {
 }
 
 // Scatter puts the integers of a block where they belong.
-func (s *Small) Scatter(ls []Launch, block Addr, entries int) []Launch {
+func (s *Small) Scatter(ls []Call, block Addr, entries int) []Call {
 	if entries == 0 {
 		return ls
 	}
-	return s.launch(ls, "small_scatter", [3]int{entries, 1, 1}, 128, 0, Args(struct{ block Addr }{block}))
+	return s.launch(ls, kernelScatter, [3]int{entries, 1, 1}, 128, 0, &scatterArgs{block})
 }
+
+type scatterArgs struct{ block Addr }
 
 type routeArgs struct {
 	ids, weights            Addr
@@ -257,9 +231,9 @@ type routeArgs struct {
 }
 
 // Route chooses the used best experts of each row.
-func (s *Small) Route(ls []Launch, ids Addr, weights Out, logits In, rows, experts, used int, scale float32) []Launch {
-	a := Args(routeArgs{ids, weights.P, logits, int32(rows), int32(experts), int32(used), int32(weights.Stride), scale})
-	return s.launch(ls, "select_route", [3]int{rows, 1, 1}, 32, 4*((experts+3)&^3), a)
+func (s *Small) Route(ls []Call, ids Addr, weights Out, logits In, rows, experts, used int, scale float32) []Call {
+	a := &routeArgs{ids, weights.P, logits, int32(rows), int32(experts), int32(used), int32(weights.Stride), scale}
+	return s.launch(ls, kernelRoute, [3]int{rows, 1, 1}, 32, 4*((experts+3)&^3), a)
 }
 
 // selectPart is the number of columns a block looks at, as in select.cu.
@@ -283,21 +257,20 @@ const mergeShared = 32 << 10
 // MaxTopK bounds k of TopK: the kernels take that many rounds.
 const MaxTopK = 256
 
-// ArgMax finds the largest value of every row. If plain, which plain devices do not know, has an address, it also gets
-// the rows: the sums of pieces.
-func (s *Small) ArgMax(ls []Launch, ids Addr, x In, plain Out, rows, cols int, scratch Addr) []Launch {
-	ls = s.choose(ls, "select_max_parts", ids, Out{}, x, rows, cols, 1, scratch)
-	if !s.plain {
-		first := &ls[len(ls)-2]
-		first.Args = append(slices.Clip(first.Args), Args(maxArgs{plain: plain.P, stride: int32(plain.Stride)})...)
+// ArgMax finds the largest value of every row. With tensor cores, if rowsTo has an address,
+// it also gets the rows: the sums of pieces.
+func (s *Small) ArgMax(ls []Call, ids Addr, x In, rowsTo Out, rows, cols int, scratch Addr) []Call {
+	a, shared := s.selection(ids, Out{}, x, rows, cols, 1, scratch)
+	if s.noTensorCores {
+		return s.choose(ls, kernelMaxOnly, &a, a, shared)
 	}
-	return ls
+	return s.choose(ls, kernelMaxParts, &maxArgs{selectArgs: a, rowsTo: rowsTo.P, stride: int32(rowsTo.Stride)}, a, shared)
 }
 
-// maxArgs is what select_max_parts and select_groups have behind selectArgs.
 type maxArgs struct {
-	plain, groups Addr
-	stride, _     int32
+	selectArgs
+	rowsTo, groups Addr
+	stride, _      int32
 }
 
 type candidateArgs struct {
@@ -317,7 +290,7 @@ const selectThreads = 256
 
 // Candidates finds the largest values of every row of x, and with a table (weight.Table) the weight of the row. plain
 // gets the rows if x has pieces, and is x otherwise.
-func (s *Small) Candidates(ls []Launch, dst Addr, x In, plain Out, rows, cols int, table, scratch Addr) []Launch {
+func (s *Small) Candidates(ls []Call, dst Addr, x In, plain Out, rows, cols int, table, scratch Addr) []Call {
 	parts := (cols + selectPart - 1) / selectPart
 	n := Addr(rows * parts)
 	a := candidateArgs{dst: dst, keys: scratch, sums: scratch + 8*n, groups: scratch + 16*n, x: plain.P, table: table,
@@ -325,38 +298,43 @@ func (s *Small) Candidates(ls []Launch, dst Addr, x In, plain Out, rows, cols in
 	if table == 0 {
 		a.sums = 0
 	}
-	first := selectArgs{keys: a.keys, x: x, rows: int32(rows), cols: int32(cols), k: 1, parts: int32(parts)}
-	rest := maxArgs{groups: a.groups, stride: int32(plain.Stride)}
+	first := maxArgs{selectArgs: selectArgs{keys: a.keys, x: x, rows: int32(rows), cols: int32(cols), k: 1,
+		parts: int32(parts)}, groups: a.groups, stride: int32(plain.Stride)}
 	if x.Groups > 0 {
-		rest.plain = plain.P
+		first.rowsTo = plain.P
 	}
-	ls = s.launch(ls, "select_groups", [3]int{parts, rows, 1}, selectThreads, 64+4*(selectPart/256+1),
-		append(Args(first), Args(rest)...))
+	ls = s.launch(ls, kernelGroups, [3]int{parts, rows, 1}, selectThreads, 64+4*(selectPart/256+1), &first)
 	if table != 0 {
-		ls = s.launch(ls, "select_weights", [3]int{parts, rows, 1}, selectThreads, 64, Args(a))
+		ls = s.launch(ls, kernelWeights, [3]int{parts, rows, 1}, selectThreads, 64, &a)
 	}
 	shared := 8*backend.MaxCandidates + 4*256 + 16
-	return s.launch(ls, "select_candidates", [3]int{rows, 1, 1}, selectThreads, shared, Args(a))
+	return s.launch(ls, kernelCandidates, [3]int{rows, 1, 1}, selectThreads, shared, &a)
 }
 
 // TopK finds the k largest values of every row and their log-softmax.
-func (s *Small) TopK(ls []Launch, ids Addr, logp Out, x In, rows, cols, k int, scratch Addr) ([]Launch, error) {
+func (s *Small) TopK(ls []Call, ids Addr, logp Out, x In, rows, cols, k int, scratch Addr) ([]Call, error) {
 	if k < 1 || k > MaxTopK {
 		return ls, fmt.Errorf("the %d largest values of a row: want 1 to %d", k, MaxTopK)
 	}
-	return s.choose(ls, "select_top_parts", ids, logp, x, rows, cols, k, scratch), nil
+	a, shared := s.selection(ids, logp, x, rows, cols, k, scratch)
+	return s.choose(ls, kernelTopParts, &a, a, shared), nil
 }
 
-func (s *Small) choose(ls []Launch, kernel string, ids Addr, logp Out, x In, rows, cols, k int, scratch Addr) []Launch {
+// selection is the arguments of ArgMax and TopK, and the shared memory of their second kernel.
+func (s *Small) selection(ids Addr, logp Out, x In, rows, cols, k int, scratch Addr) (a selectArgs, shared int) {
 	parts := (cols + selectPart - 1) / selectPart
-	a := selectArgs{ids, logp.P, scratch, scratch + Addr(8*rows*parts*k), x, int32(rows), int32(cols), int32(k),
+	a = selectArgs{ids, logp.P, scratch, scratch + Addr(8*rows*parts*k), x, int32(rows), int32(cols), int32(k),
 		int32(parts), int32(logp.Stride), 0}
-	shared := 4 * parts
+	shared = 4 * parts
 	if n := 8 * parts * k; n <= mergeShared {
 		a.keep = 1
 		shared += n
 	}
-	args := Args(a)
-	ls = s.launch(ls, kernel, [3]int{parts, rows, 1}, 256, 64+4*(selectPart/256+1), args)
-	return s.launch(ls, "select_merge", [3]int{rows, 1, 1}, 32, shared, args)
+	return a, shared
+}
+
+// choose finds the best values of every part, then of every row.
+func (s *Small) choose(ls []Call, kernel Kernel, first any, a selectArgs, shared int) []Call {
+	ls = s.launch(ls, kernel, [3]int{int(a.parts), int(a.rows), 1}, 256, 64+4*(selectPart/256+1), first)
+	return s.launch(ls, kernelMerged, [3]int{int(a.rows), 1, 1}, 32, shared, &a)
 }

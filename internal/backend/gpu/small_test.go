@@ -14,8 +14,7 @@ import (
 
 func newSmall(g *rig) *gpu.Small {
 	g.t.Helper()
-	s, err := gpu.NewSmall(g.d)
-	g.must(err)
+	s := gpu.NewSmall(g.d.Props())
 	return s
 }
 
@@ -39,47 +38,47 @@ func TestElements(t *testing.T) {
 			w := g.floats(bias)
 			for _, c := range []struct {
 				name string
-				emit func(dst gpu.Out, a, b, gate gpu.In, rows int) []gpu.Launch
+				emit func(dst gpu.Out, a, b, gate gpu.In, rows int) []gpu.Call
 				want func(r, c int, old float64) float64
 			}{
-				{"copy", func(dst gpu.Out, a, b, gate gpu.In, n int) []gpu.Launch {
+				{"copy", func(dst gpu.Out, a, b, gate gpu.In, n int) []gpu.Call {
 					return s.Copy(nil, dst, a, n,
 						cols)
 				},
 					func(r, c int, _ float64) float64 { return a.at(r, c) }},
-				{"add", func(dst gpu.Out, a, b, gate gpu.In, n int) []gpu.Launch {
+				{"add", func(dst gpu.Out, a, b, gate gpu.In, n int) []gpu.Call {
 					return s.Add(nil, dst, a, b, n,
 						cols)
 				},
 					func(r, c int, _ float64) float64 { return a.at(r, c) + b.at(r, c) }},
-				{"bias", func(dst gpu.Out, a, b, gate gpu.In, n int) []gpu.Launch {
+				{"bias", func(dst gpu.Out, a, b, gate gpu.In, n int) []gpu.Call {
 					return s.AddBias(nil, dst, a, w,
 						n, cols)
 				},
 					func(r, c int, _ float64) float64 { return a.at(r, c) + float64(bias[c]) }},
-				{"scale", func(dst gpu.Out, a, b, gate gpu.In, n int) []gpu.Launch {
+				{"scale", func(dst gpu.Out, a, b, gate gpu.In, n int) []gpu.Call {
 					return s.Scale(nil, dst, a, 0.3,
 						n, cols)
 				},
 					func(r, c int, _ float64) float64 { return a.at(r, c) * float64(float32(0.3)) }},
-				{"silu", func(dst gpu.Out, a, b, gate gpu.In, n int) []gpu.Launch {
+				{"silu", func(dst gpu.Out, a, b, gate gpu.In, n int) []gpu.Call {
 					return s.Gated(nil, dst, a, b, false, n, cols)
 				},
 					func(r, c int, _ float64) float64 { return a.at(r, c) * sigmoid64(a.at(r, c)) * b.at(r, c) }},
-				{"gelu", func(dst gpu.Out, a, b, gate gpu.In, n int) []gpu.Launch {
+				{"gelu", func(dst gpu.Out, a, b, gate gpu.In, n int) []gpu.Call {
 					return s.Gated(nil, dst, a, b, true, n, cols)
 				},
 					func(r, c int, _ float64) float64 { return gelu64(a.at(r, c)) * b.at(r, c) }},
-				{"sigmoid", func(dst gpu.Out, a, b, gate gpu.In, n int) []gpu.Launch {
+				{"sigmoid", func(dst gpu.Out, a, b, gate gpu.In, n int) []gpu.Call {
 					return s.SigmoidGate(nil, dst, a, b, n, cols)
 				},
 					func(r, c int, _ float64) float64 { return a.at(r, c) * sigmoid64(b.at(r, c)) }},
-				{"softcap", func(dst gpu.Out, a, b, gate gpu.In, n int) []gpu.Launch {
+				{"softcap", func(dst gpu.Out, a, b, gate gpu.In, n int) []gpu.Call {
 					return s.Softcap(nil, dst, a,
 						3, n, cols)
 				},
 					func(r, c int, _ float64) float64 { return 3 * math.Tanh(a.at(r, c)/3) }},
-				{"add gated", func(dst gpu.Out, a, b, gate gpu.In, n int) []gpu.Launch {
+				{"add gated", func(dst gpu.Out, a, b, gate gpu.In, n int) []gpu.Call {
 					return s.AddGated(nil, dst, a, gate, n, cols)
 				},
 					func(r, c int, old float64) float64 { return old + sigmoid64(gate.at(r, 0))*a.at(r, c) }},
@@ -131,7 +130,7 @@ func TestExtremes(t *testing.T) {
 	n := len(x)
 	in, ones := gpu.Rows(g.floats(x), n), gpu.Rows(g.floats(slices.Repeat([]float32{1}, n)), n)
 	dst := gpu.Out{P: g.alloc(n), Stride: n}
-	check := func(name string, ls []gpu.Launch, f func(x float64) float64) {
+	check := func(name string, ls []gpu.Call, f func(x float64) float64) {
 		t.Helper()
 		g.run(ls)
 		// Where the exact result is below the smallest float32, 0 is right.
@@ -468,8 +467,7 @@ func TestScatter(t *testing.T) {
 	for i := range vals {
 		vals[i] = int32(i * i)
 	}
-	block := slices.Concat(gpu.Args(gpu.SetEntry{Dst: a, At: 32, N: 3}), gpu.Args(gpu.SetEntry{Dst: b, At: 32 + 12,
-		N: 200}), rawBytes(vals))
+	block := slices.Concat(rawBytes([]gpu.SetEntry{{Dst: a, At: 32, N: 3}, {Dst: b, At: 32 + 12, N: 200}}), rawBytes(vals))
 	mem, err := g.d.Alloc(len(block))
 	g.must(err)
 	g.d.Upload(mem, block)

@@ -12,7 +12,7 @@ func (b *Backend) SparseAttention(dst, q backend.Tensor, group, layer int, p bac
 	plan := &b.step.plan.KV[group]
 	shape := plan.Pool.(*Pages).Layout.Shapes[layer]
 	a, err := b.attentionOf(p.Heads, shape)
-	if err != nil || a.family != plainAttention && s.Block%PageSlots != 0 {
+	if err != nil || a.family != anyAttention && s.Block%PageSlots != 0 {
 		return false // kernels for tensor cores see whole pages, or nothing of them
 	}
 	for r := range plan.Slot {
@@ -27,4 +27,4 @@ func (b *Backend) SparseAttention(dst, q backend.Tensor, group, layer int, p bac
 }
 
 // HasSparse says whether there are kernels for blocks of so many tokens.
-func (b *Backend) HasSparse(block int) bool { return b.props.Plain || block%PageSlots == 0 }
+func (b *Backend) HasSparse(block int) bool { return b.props.NoTensorCores || block%PageSlots == 0 }

@@ -41,7 +41,7 @@ var _ backend.StatePool = (*States)(nil)
 
 // NewStates returns an empty pool.
 func NewStates(d Driver, dims backend.DeltaDims, layers int) (*States, error) {
-	t, err := NewDelta(d, dims)
+	t, err := NewDelta(d.Props(), dims)
 	if err != nil {
 		return nil, err
 	}
@@ -238,9 +238,7 @@ func (p *States) Settle(slot int32, pending int) {
 		panic("gpu: " + err.Error()) // more rows than the last pass had: a mistake of the caller
 	}
 	p.d.Upload(p.table, bytesOf(t.ints))
-	for _, l := range p.Delta.Settle(nil, p.table, 1, p.layers) {
-		p.d.Launch(&l)
-	}
+	launchNow(p.d, p.Delta.Settle(nil, p.table, 1, p.layers)...)
 }
 
 // Read returns the state of a layer.
@@ -266,4 +264,9 @@ func (p *States) Close() {
 	p.drop()
 	p.d.Release(p.table)
 	p.table, p.room = 0, 0
+}
+
+// NewStatePool returns an empty pool.
+func (b *Backend) NewStatePool(d backend.DeltaDims, layers int) (backend.StatePool, error) {
+	return NewStates(b.d, d, layers)
 }

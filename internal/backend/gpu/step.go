@@ -46,7 +46,14 @@ const (
 // step of a large model.
 type op struct {
 	kind         opKind
-	n, m         int32
+	outputs      int32 // MatMul, ExpertMatMul: the products that follow
+	used         int32 // Route, ExpertMatMul, ExpertSum: experts of a row
+	act          int32 // Gated: a backend.Activation
+	heads        int32 // RoPE
+	layer        int32 // ShortConv, GatedDelta: of the recurrent ones
+	taps         int32 // BlockConv
+	best         int32 // TopK: how many
+	set          int32 // SetInts: the first of those that are copied at once
 	f            float32
 	dst, a, b, c view
 	w            *weight
@@ -54,6 +61,8 @@ type op struct {
 	ids          Addr
 	attn         attnOp
 }
+
+func (o *op) gelu() bool { return o.act == int32(backend.GELU) }
 
 // attnOp is what attention needs beyond the plan.
 type attnOp struct {
@@ -98,7 +107,7 @@ func (s *step) set(dst Addr, v []int32) {
 	if n := len(s.ops); n > 0 && s.ops[n-1].kind == opSetInts {
 		first = s.sets[first-1].first
 	}
-	s.ops = append(s.ops, op{kind: opSetInts, ids: dst, n: int32(first)})
+	s.ops = append(s.ops, op{kind: opSetInts, ids: dst, set: int32(first)})
 	s.sets = append(s.sets, setInts{dst, len(s.data), len(v), first})
 	s.data = append(s.data, v...)
 }
@@ -112,13 +121,13 @@ func (b *Backend) BeginStep(p *backend.Plan) {
 
 // list is the operations of a step, and what they became.
 type list struct {
-	name  int
-	ops   []op
-	sets  []setInts
-	uses  []attnOp      // the kinds of attention among the operations
-	rows  map[int32]int // of the operations over each plan of keys and values, padding included
-	delta int           // rows of the recurrent layers
-	made  []*recorded   // by layout
+	name     int
+	ops      []op
+	sets     []setInts
+	uses     []attnOp      // the kinds of attention among the operations
+	rows     map[int32]int // of the operations over each plan of keys and values, padding included
+	delta    int           // rows of the recurrent layers
+	recorded []*recorded   // by layout
 }
 
 // newList keeps the operations of a step.
@@ -209,7 +218,7 @@ func (b *Backend) EndStep() (int, error) {
 	if len(s.ops) <= shortList {
 		l := newList(0, s)
 		err := b.run(l)
-		for _, r := range l.made {
+		for _, r := range l.recorded {
 			r.close()
 		}
 		return 0, err
@@ -265,26 +274,27 @@ func (b *Backend) run(l *list) error {
 		return err
 	}
 	b.turn++
-	i := slices.IndexFunc(l.made, func(r *recorded) bool { return r.layout.same(&lay) })
+	i := slices.IndexFunc(l.recorded, func(r *recorded) bool { return r.layout.same(&lay) })
 	if b.rehearses && i >= 0 {
 		return nil
 	}
 	if i < 0 {
-		ls, err := b.lower(l.ops, s.plan, lay)
+		calls, err := b.lower(l.ops, s.plan, lay)
 		if b.rehearses {
-			b.rehearsed = append(b.rehearsed, ls...)
+			b.rehearsed = append(b.rehearsed, calls...)
 			return err
-		}
-		if err == nil {
-			err = b.load(ls)
 		}
 		if err != nil {
 			return err
 		}
+		ls, err := b.emit(calls)
+		if err != nil {
+			return err
+		}
 		b.dropOldest()
-		l.made = append(l.made, &recorded{layout: lay, launches: ls})
-		i = len(l.made) - 1
-	} else if r := l.made[i]; r.rec == nil && r.uses >= recordAfter {
+		l.recorded = append(l.recorded, &recorded{layout: lay, launches: ls})
+		i = len(l.recorded) - 1
+	} else if r := l.recorded[i]; r.rec == nil && r.uses >= recordAfter {
 		if r.rec, err = b.d.Record(r.launches); err != nil {
 			return err
 		}
@@ -292,7 +302,7 @@ func (b *Backend) run(l *list) error {
 			r.uses = 0 // there may be room later
 		}
 	}
-	r := l.made[i]
+	r := l.recorded[i]
 	r.used = b.turn
 	r.uses++
 	if len(blk) > 0 {
@@ -316,7 +326,7 @@ func (b *Backend) dropOldest() {
 	var oldest *recorded
 	n := 0
 	for _, l := range b.lists {
-		for _, r := range l.made {
+		for _, r := range l.recorded {
 			if n++; oldest == nil || r.used < oldest.used {
 				oldest = r
 			}
@@ -330,15 +340,15 @@ func (b *Backend) dropOldest() {
 // drop forgets what it is told to, and lists of which nothing is left.
 func (b *Backend) drop(which func(r *recorded) bool) {
 	b.lists = slices.DeleteFunc(b.lists, func(l *list) bool {
-		had := len(l.made) > 0
-		l.made = slices.DeleteFunc(l.made, func(r *recorded) bool {
+		had := len(l.recorded) > 0
+		l.recorded = slices.DeleteFunc(l.recorded, func(r *recorded) bool {
 			if which(r) {
 				r.close()
 				return true
 			}
 			return false
 		})
-		return had && len(l.made) == 0
+		return had && len(l.recorded) == 0
 	})
 }
 
@@ -398,7 +408,7 @@ func (b *Backend) MatMul(x backend.Tensor, ps ...backend.Product) {
 
 // multiply appends an operation with its outputs.
 func (b *Backend) multiply(o op, ps []backend.Product) {
-	o.n = int32(len(ps))
+	o.outputs = int32(len(ps))
 	*b.next() = o
 	for _, p := range ps {
 		*b.next() = op{kind: opProduct, w: p.W.(*weight), dst: viewOf(p.Y)}
@@ -444,7 +454,7 @@ func (b *Backend) Gather(dst, src backend.Tensor, rows backend.Ints) {
 
 // Gated computes act(gate) * up.
 func (b *Backend) Gated(dst, gate, up backend.Tensor, act backend.Activation) {
-	*b.next() = op{kind: opGated, dst: viewOf(dst), a: viewOf(gate), b: viewOf(up), n: int32(act)}
+	*b.next() = op{kind: opGated, dst: viewOf(dst), a: viewOf(gate), b: viewOf(up), act: int32(act)}
 	b.done()
 }
 
@@ -474,15 +484,14 @@ func (b *Backend) Angles(cos, sin backend.Tensor, pos backend.Ints, inv backend.
 
 // RoPE rotates pairs (i, i+n) of every head.
 func (b *Backend) RoPE(x backend.Tensor, heads int, cos, sin backend.Tensor) {
-	*b.next() = op{kind: opRoPE, dst: viewOf(x), a: viewOf(x), b: viewOf(cos), c: viewOf(sin), n: int32(heads)}
+	*b.next() = op{kind: opRoPE, dst: viewOf(x), a: viewOf(x), b: viewOf(cos), c: viewOf(sin), heads: int32(heads)}
 	b.done()
 }
 
 // BlockConv convolves the rows of blocks with taps of their own.
 func (b *Backend) BlockConv(dst, x, dyn backend.Tensor, base backend.Vector, index backend.Ints) {
 	*b.next() = op{kind: opBlockConv, dst: viewOf(dst), a: viewOf(x), b: viewOf(dyn), v: vectorOf(base),
-		n:   int32(base.Len()),
-		ids: index.(*ints).addr}
+		taps: int32(base.Len() / dst.Cols), ids: index.(*ints).addr}
 	b.done()
 }
 
@@ -506,33 +515,32 @@ func (b *Backend) attend(dst, q backend.Tensor, group, layer int, p backend.Attn
 
 // Route chooses the experts of every row.
 func (b *Backend) Route(ids backend.Ints, weights, logits backend.Tensor, used int, scale float32) {
-	*b.next() = op{kind: opRoute, dst: viewOf(weights), a: viewOf(logits), ids: ids.(*ints).addr, n: int32(used), f: scale}
+	*b.next() = op{kind: opRoute, dst: viewOf(weights), a: viewOf(logits), ids: ids.(*ints).addr, used: int32(used), f: scale}
 	b.done()
 }
 
 // ExpertMatMul multiplies rows with the experts chosen for them.
 func (b *Backend) ExpertMatMul(x backend.Tensor, ids backend.Ints, used int, ps ...backend.Product) {
-	b.multiply(op{kind: opExpertMatMul, a: viewOf(x), ids: ids.(*ints).addr, m: int32(used)}, ps)
+	b.multiply(op{kind: opExpertMatMul, a: viewOf(x), ids: ids.(*ints).addr, used: int32(used)}, ps)
 }
 
 // ExpertSum adds the outputs of each row's experts with their weights.
 func (b *Backend) ExpertSum(dst, y, weights backend.Tensor, ids backend.Ints, used int, scale backend.Vector) {
 	*b.next() = op{kind: opExpertSum, dst: viewOf(dst), a: viewOf(y), b: viewOf(weights), ids: ids.(*ints).addr,
-		n: int32(used),
-		v: vectorOf(scale)}
+		used: int32(used), v: vectorOf(scale)}
 	b.done()
 }
 
 // ShortConv computes silu of the causal depthwise convolution along each row's ancestors.
 func (b *Backend) ShortConv(dst, u backend.Tensor, w backend.Vector, layer int) {
-	*b.next() = op{kind: opShortConv, dst: viewOf(dst), a: viewOf(u), v: vectorOf(w), n: int32(layer)}
+	*b.next() = op{kind: opShortConv, dst: viewOf(dst), a: viewOf(u), v: vectorOf(w), layer: int32(layer)}
 	b.done()
 }
 
 // GatedDelta runs the gated delta rule over every segment.
 func (b *Backend) GatedDelta(dst, qkv, alpha, beta backend.Tensor, a, dt backend.Vector, layer int) {
 	*b.next() = op{kind: opGatedDelta, dst: viewOf(dst), a: viewOf(qkv), b: viewOf(alpha), c: viewOf(beta),
-		v: vectorOf(a), v2: vectorOf(dt), n: int32(layer)}
+		v: vectorOf(a), v2: vectorOf(dt), layer: int32(layer)}
 	b.done()
 }
 
@@ -544,7 +552,7 @@ func (b *Backend) ArgMax(ids backend.Ints, x backend.Tensor) {
 
 // TopK finds the k largest values of every row and their log-softmax.
 func (b *Backend) TopK(ids backend.Ints, logp, x backend.Tensor, k int) {
-	*b.next() = op{kind: opTopK, dst: viewOf(logp), a: viewOf(x), ids: ids.(*ints).addr, n: int32(k)}
+	*b.next() = op{kind: opTopK, dst: viewOf(logp), a: viewOf(x), ids: ids.(*ints).addr, best: int32(k)}
 	b.done()
 }
 

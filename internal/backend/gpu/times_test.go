@@ -81,7 +81,7 @@ func timeAttention(t testing.TB, d gpu.Driver, s backend.KVDims, slots int, batc
 		kinds[" without warpgroups"] = older{d}
 	}
 	for kind, on := range kinds {
-		at, err := gpu.NewAttention(on, heads, s)
+		at, err := gpu.NewAttention(on.Props(), heads, s)
 		w.must(err)
 		ways := []string{""}
 		if at.Halves() != nil {
@@ -148,19 +148,12 @@ func (w *world) timeBatch(at *gpu.Attention, unpack bool, tables [][]int32, slot
 			Words: (k.Longest + 63) / 64, Queries: room.Queries}
 		c.Sparse.Scratch = alloc(at.SparseBytes(c.Sparse))
 	}
-	var ls []gpu.Launch
+	var ls []gpu.Call
 	for i := range l.Places {
 		c.Place = l.Places[i]
 		ls = at.Launches(ls, c)
 	}
-	for i := range ls {
-		if ls[i].Kernel == nil {
-			var err error
-			ls[i].Kernel, err = w.d.Kernel(ls[i].Name)
-			w.must(err)
-		}
-	}
-	r, err := w.d.Record(ls)
+	r, err := w.d.Record(emitted(w.t, w.d, ls))
 	w.must(err)
 	best := time.Duration(1 << 62)
 	for range 4 {

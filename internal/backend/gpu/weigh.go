@@ -27,19 +27,10 @@ func (b *Backend) Weigh(dst, q, k backend.Tensor, p backend.AttnParams) {
 		n: int32(n), rows: int32(q.Rows), heads: int32(p.Heads), kvHeads: int32(p.KVHeads), dim: int32(q.Cols / p.Heads),
 		qStride: int32(q.Stride), kStride: int32(k.Stride), dstStride: int32(dst.Stride), scale: p.Scale * math.Log2E}
 	blocks := (n + 3) / 4
-	if b.props.Plain {
-		blocks = min(blocks, plainGroups)
+	if b.props.NoTensorCores {
+		blocks = min(blocks, maxGroups)
 	}
-	for _, l := range []Launch{
-		{Name: "weigh_logits", Grid: [3]int{blocks, p.KVHeads, 1}, Threads: 128},
-		{Name: "weigh_sums", Grid: [3]int{pairs, 1, 1}, Threads: 256, Shared: 32},
-		{Name: "weigh_most", Grid: [3]int{(n + 255) / 256, q.Rows, 1}, Threads: 256},
-	} {
-		if l.Kernel, err = b.d.Kernel(l.Name); err != nil {
-			b.fail(err)
-			return
-		}
-		l.Args = Args(a)
-		b.d.Launch(&l)
-	}
+	b.launch(Call{kernelWeighLogits, &a, Config{Grid: [3]int{blocks, p.KVHeads, 1}, Threads: 128}},
+		Call{kernelWeighSums, &a, Config{Grid: [3]int{pairs, 1, 1}, Threads: 256, Shared: 32}},
+		Call{kernelWeighMost, &a, Config{Grid: [3]int{(n + 255) / 256, q.Rows, 1}, Threads: 256}})
 }

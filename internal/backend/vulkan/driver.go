@@ -38,7 +38,7 @@ type Driver struct {
 	hangs    bool    // nobody waits for it any more
 	shuffles bool    // how lanes exchange values; the self-test decides
 	matrices bool    // it has cooperative matrices; the self-test decides whether they are used
-	kernels  map[string]*kernel
+	kernels  map[gpu.Kernel]*kernel
 	spent    time.Duration // on compiling them
 	modules  map[string]uint64
 	buffers  []*buffer // by address
@@ -92,7 +92,7 @@ func (f *functions) names() map[string]*fn {
 }
 
 func open(dev Device, opt Options) (gpu.Driver, error) {
-	d := &Driver{dev: dev, opt: opt, kernels: map[string]*kernel{}, modules: map[string]uint64{}}
+	d := &Driver{dev: dev, opt: opt, kernels: map[gpu.Kernel]*kernel{}, modules: map[string]uint64{}}
 	err := d.open()
 	if err == nil {
 		err = d.selfTest()
@@ -155,7 +155,7 @@ func (d *Driver) open() (err error) {
 		return err
 	}
 	limits := &d.phys.properties.Limits
-	d.props = gpu.Props{Name: d.dev.Name, Plain: true, Units: d.units(), Memory: d.dev.Memory,
+	d.props = gpu.Props{Name: d.dev.Name, NoTensorCores: true, Units: d.units(), Memory: d.dev.Memory,
 		SharedBlock: int(limits.MaxComputeSharedMemorySize),
 		Threads:     int(min(limits.MaxComputeWorkGroupInvocations, limits.MaxComputeWorkGroupSize[0]))}
 	return nil

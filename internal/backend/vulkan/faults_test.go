@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"reflect"
 	"strings"
 	"testing"
 	"unsafe"
@@ -88,27 +89,29 @@ func TestSelf(t *testing.T) {
 func TestWrongKernels(t *testing.T) {
 	good := openFirst(t, Options{})
 	good.Close()
-	q2k, _ := gpu.PlainFormat("q2k")
-	q4k, _ := gpu.PlainFormat("q4k")
+	const q2k, q4k = uint32(gpu.TileQ2K), uint32(gpu.TileQ4K)
 	for name, c := range map[string]struct {
-		variant
-		want string
+		wrong []uint32 // constants
+		want  string
 	}{
-		"small_norm_short": {variant{"norm", []uint32{32, 64}}, "sums are off"}, // half of the threads it counts on
-		"small_norm_long":  {variant{"norm", []uint32{256, 128}}, "sums are off"},
-		"rows_q4k_3":       {variant{"product", []uint32{uint32(q2k), 3}}, "products with Q4_K are off"},
-		"rows_q6k_3":       {variant{"product", []uint32{uint32(q4k), 3}}, "products with Q6_K are off"},
-		"rows_q8_3":        {variant{"product", []uint32{uint32(q4k), 3}}, "products with Q8_0 are off"},
-		"rows_q8_1":        {variant{"product", []uint32{uint32(q4k), 1}}, "a product with Q8_0 depends on the batch"},
-		"tiles_q4k_16_128": {variant{"matrix", []uint32{uint32(q2k), 16, 128}}, ""},
-		"tiles_q6k_8_128":  {variant{"matrix", []uint32{uint32(q4k), 8, 128}}, ""},
+		"small_norm_short": {[]uint32{32, 64}, "sums are off"}, // half of the threads it counts on
+		"small_norm_long":  {[]uint32{256, 128}, "sums are off"},
+		"rows_q4k_3":       {[]uint32{q2k, 3}, "products with Q4_K are off"},
+		"rows_q6k_3":       {[]uint32{q4k, 3}, "products with Q6_K are off"},
+		"rows_q8_3":        {[]uint32{q4k, 3}, "products with Q8_0 are off"},
+		"rows_q8_1":        {[]uint32{q4k, 1}, "a product with Q8_0 depends on the batch"},
+		"tiles_q4k_16_128": {[]uint32{q2k, 16, 128}, ""},
+		"tiles_q6k_8_128":  {[]uint32{q4k, 8, 128}, ""},
 	} {
-		was, had := plainKernels[name]
-		plainKernels[name] = c.variant
-		d, err := tryFirst(t, Options{Loops: true})
-		if plainKernels[name] = was; !had {
-			delete(plainKernels, name)
+		shaderOf = func(k gpu.Kernel) gpu.Shader {
+			s := k.Shader()
+			if k.Name() == name {
+				s.Constants = c.wrong
+			}
+			return s
 		}
+		d, err := tryFirst(t, Options{Loops: true})
+		shaderOf = gpu.Kernel.Shader
 		switch {
 		case err == nil:
 			if matrices := d.Props().Matrices; c.want != "" || matrices {
@@ -531,10 +534,15 @@ func TestMemory(t *testing.T) {
 
 // TestKernels: every module is there and some kernel uses it.
 func TestKernels(t *testing.T) {
-	used := map[string]bool{"product": true, "experts": true, "attend": true, "float": true, "matrix": true,
-		matrixModule: true}
-	for _, v := range plainKernels {
-		used[v.module] = true
+	used := map[string]bool{matrixModule: true}
+	for _, k := range gpu.Kernels() {
+		s := k.Shader()
+		if s.Module != "" {
+			used[s.Module] = true
+		}
+		if size := reflect.TypeOf(k.Args()).Size(); s.Pushed && size > pushBytes {
+			t.Errorf("%s pushes %d bytes, want at most %d", k.Name(), size, pushBytes)
+		}
 	}
 	files, err := spvFiles.ReadDir("kernel/spv")
 	if err != nil {
@@ -555,12 +563,22 @@ func TestKernels(t *testing.T) {
 	if len(used) > 0 || total > 1<<20 {
 		t.Errorf("modules that are missing: %v; %d bytes in all, want at most 1 MiB", used, total)
 	}
-	for _, name := range []string{"nothing", "rows_q4k", "rows_q9k_1", "attend_x_128_1_1", "tiles_q4k_16",
-		"rows_q4k_1_now"} {
-		if _, err := variantOf(name); err == nil {
-			t.Errorf("there is a kernel %s", name)
+	d := &Driver{kernels: map[gpu.Kernel]*kernel{}}
+	if _, err := d.Kernel(named(t, "post_pack")); err == nil || !strings.Contains(err.Error(), "post_pack is for CUDA") {
+		t.Errorf("a kernel without a shader: error %v", err)
+	}
+}
+
+// named is a kernel of the catalogue.
+func named(t *testing.T, name string) gpu.Kernel {
+	t.Helper()
+	for _, k := range gpu.Kernels() {
+		if k.Name() == name {
+			return k
 		}
 	}
+	t.Fatalf("there is no kernel %s", name)
+	return nil
 }
 
 // TestCache: what was compiled is kept, given to the driver again, and thrown away when it is damaged.

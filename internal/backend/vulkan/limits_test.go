@@ -203,23 +203,22 @@ func copier(t *testing.T) (*Driver, *gpu.Small, gpu.Addr) {
 	t.Helper()
 	d := openFirst(t, Options{})
 	t.Cleanup(func() { d.Close() })
-	s, err := gpu.NewSmall(d)
-	if err != nil {
-		t.Fatal(err)
-	}
 	a, err := d.Alloc(1 << 20)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return d, s, a
+	return d, gpu.NewSmall(d.props), a
 }
 
 // copies copy the second half of a megabyte to the first, again and again.
-func copies(s *gpu.Small, a gpu.Addr, n int) (ls []gpu.Launch) {
+func copies(d *Driver, s *gpu.Small, a gpu.Addr, n int) []gpu.Launch {
+	var cs []gpu.Call
 	for range n {
-		ls = s.Copy(ls, gpu.Out{P: a, Stride: 1 << 16}, gpu.Rows(a+1<<19, 1<<16), 1, 1<<16)
-		ls[len(ls)-1].Grid[0] = 64 // enough to learn from
+		cs = s.Copy(cs, gpu.Out{P: a, Stride: 1 << 16}, gpu.Rows(a+1<<19, 1<<16), 1, 1<<16)
+		cs[len(cs)-1].Grid[0] = 64 // enough to learn from
 	}
+	ls, err := gpu.Emit(d, cs)
+	d.fail(err, "copying")
 	return ls
 }
 
@@ -247,7 +246,7 @@ func submissions(t *testing.T, d *Driver, do func()) uint64 {
 func TestMostGroups(t *testing.T) {
 	d, s, a := copier(t)
 	d.phys.properties.Limits.MaxComputeWorkGroupCount = [3]uint32{3, 65535, 65535}
-	launch(d, copies(s, a, 1))
+	launch(d, copies(d, s, a, 1))
 	if err := d.Wait(); err == nil || !strings.Contains(err.Error(), "workgroups, its driver allows 3") {
 		t.Errorf("too many workgroups: %v", err)
 	}
@@ -273,7 +272,7 @@ func TestWholeSubgroups(t *testing.T) {
 			}
 			return 0
 		}))
-		if err := d.compile(&kernel{name: name}); err != nil || shuffles != want || flags != 2*want {
+		if err := d.compile(&kernel{name: name, shader: named(t, name).Shader()}); err != nil || shuffles != want || flags != 2*want {
 			t.Errorf("%s: shuffles %d, flags %d, want %d and %d; %v", name, shuffles, flags, want, 2*want, err)
 		}
 	}
@@ -392,7 +391,7 @@ func TestLargeCache(t *testing.T) {
 // long others take.
 func TestAlone(t *testing.T) {
 	d, s, a := copier(t)
-	ls := copies(s, a, 5)
+	ls := copies(d, s, a, 5)
 	d.pace = pace{} // nothing is cut because it is slow
 	ls[1].Alone, ls[2].Alone = true, true
 	if n := submissions(t, d, func() { launch(d, ls) }); n != 4 {
@@ -417,7 +416,7 @@ func TestAlone(t *testing.T) {
 // took too long after all is cut before it is sent again.
 func TestCut(t *testing.T) {
 	d, s, a := copier(t)
-	ls := copies(s, a, 8)
+	ls := copies(d, s, a, 8)
 	d.pace = pace{perGroup: float64(longest)}
 	if n := submissions(t, d, func() { launch(d, ls) }); n != 8 {
 		t.Errorf("%d submissions of 8 slow launches", n)
@@ -473,7 +472,7 @@ func TestCut(t *testing.T) {
 	}
 	took = 6 * longest
 	// One of 20 parts is slow: it is the one that counts.
-	ls = copies(s, a, 40)
+	ls = copies(d, s, a, 40)
 	d.pace = pace{1, 0.6 * float64(longest) / float64(ls[0].Grid[0])}
 	rec = recorded(t, d, ls)
 	only = rec.list[0].queries

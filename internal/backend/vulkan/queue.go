@@ -411,7 +411,7 @@ func (d *Driver) launch(c *commands, l *gpu.Launch, args gpu.Addr) {
 		}
 	}
 	push := l.Args
-	if !pushed[k.name] {
+	if !k.shader.Pushed {
 		push = binary.LittleEndian.AppendUint64(nil, uint64(args))
 	}
 	if !l.Beside || !c.some {

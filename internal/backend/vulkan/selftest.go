@@ -104,20 +104,19 @@ func (t *bench) normal(n int) []float32 {
 }
 
 // run launches and returns n values that lie at a.
-func (t *bench) run(ls []gpu.Launch, a gpu.Addr, n int) ([]float32, error) {
+func (t *bench) run(calls []gpu.Call, a gpu.Addr, n int) ([]float32, error) {
 	if t.err != nil {
 		return nil, t.err
 	}
+	ls, err := gpu.Emit(t.d, calls)
+	if err != nil {
+		return nil, err
+	}
 	for i := range ls {
 		// Launch would remember that a kernel does not compile, and the device could not be used any more.
-		k, err := t.d.Kernel(ls[i].Name)
-		if err == nil {
-			err = t.d.compile(k.(*kernel))
-		}
-		if err != nil {
+		if err := t.d.compile(ls[i].Kernel.(*kernel)); err != nil {
 			return nil, err
 		}
-		ls[i].Kernel = k
 		t.d.Launch(&ls[i])
 	}
 	v := make([]float32, n)
@@ -132,12 +131,7 @@ func (t *bench) close() {
 
 // products multiplies n rows at in with a matrix, by matrices or by bytes.
 func (t *bench) products(in, w gpu.Addr, l gpu.WeightLayout, n int, matrices bool) []float32 {
-	s, err := gpu.NewSmall(t.d)
-	if err != nil {
-		t.err = err
-		return nil
-	}
-	p := gpu.NewProducts(t.d.props)
+	s, p := gpu.NewSmall(t.d.props), gpu.NewProducts(t.d.props)
 	p.Matrices = matrices
 	a := p.Acts(n, l)
 	x := gpu.MatMulInput{ActLayout: a, P: t.room(a.Bytes())}
@@ -158,10 +152,7 @@ func (t *bench) products(in, w gpu.Addr, l gpu.WeightLayout, n int, matrices boo
 func (d *Driver) testSums() ([]float32, error) {
 	t := newBench(d, 1)
 	defer t.close()
-	s, err := gpu.NewSmall(d)
-	if err != nil {
-		return nil, err
-	}
+	s := gpu.NewSmall(d.props)
 	const rows, short, long = 5, 77, 1300
 	x := t.normal(rows * (short + long))
 	in, out := t.put(bytesOf(x)), t.room(4*len(x))

@@ -3,6 +3,7 @@
 package vulkan_test
 
 import (
+	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -45,23 +46,21 @@ func BenchmarkProducts(b *testing.B) {
 			a := p.Acts(n, l)
 			in := gpu.MatMulInput{ActLayout: a, P: must(d.Alloc(a.Bytes()))}
 			pack := p.Pack(nil, gpu.Packed{ActLayout: a, P: in.P}, gpu.Rows(x, cols), 1)
-			var ls []gpu.Launch
+			var calls []gpu.Call
 			for i := range copies {
 				j := gpu.MatMulJob{WeightLayout: l, W: w + gpu.Addr(i*l.Bytes()), Blocks: p.Cut(l)[0], Scale: 1}
 				j.Part = must(d.Alloc(gpu.PieceBytes(j.Result(n))))
-				ls = p.MatMul(ls, in, j)
+				calls = p.MatMul(calls, in, j)
 			}
 			for range 2 {
-				ls = append(ls, ls...)
+				calls = append(calls, calls...)
 			}
-			for _, list := range [][]gpu.Launch{pack, ls} {
-				for i := range list {
-					list[i].Kernel, _ = d.Kernel(list[i].Name)
-				}
+			first, err1 := gpu.Emit(d, pack)
+			ls, err2 := gpu.Emit(d, calls)
+			if err := errors.Join(err1, err2); err != nil {
+				b.Fatal(err)
 			}
-			for i := range pack {
-				d.Launch(&pack[i])
-			}
+			d.Launch(&first[0])
 			// A recording of a quarter is subtracted: what remains is launches alone, in a row as in a pass.
 			var recs [2]gpu.Recording
 			for i, list := range [][]gpu.Launch{ls[:copies], ls} {

@@ -230,7 +230,8 @@ type kernel struct {
 func (d *Device) Compiling() time.Duration { return 0 }
 
 // Kernel finds a kernel.
-func (d *Device) Kernel(name string) (gpu.Kernel, error) {
+func (d *Device) Kernel(k gpu.Kernel) (gpu.Handle, error) {
+	name := k.Name()
 	fn, err := purego.Dlsym(d.lib.handle, name)
 	if err != nil {
 		return nil, fmt.Errorf("no kernel %q", name)

@@ -46,13 +46,20 @@ func download[T any](t *testing.T, d gpu.Driver, a gpu.Addr, n int) []T {
 // call launches a kernel with the given arguments.
 func call[T any](t *testing.T, d gpu.Driver, name string, grid, threads, shared int, args T) {
 	t.Helper()
-	k, err := d.Kernel(name)
+	k, err := d.Kernel(named(name))
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.Launch(&gpu.Launch{Kernel: k, Name: name, Grid: [3]int{grid, 1, 1}, Threads: threads, Shared: shared,
-		Args: bytesOf([]T{args})})
+	d.Launch(&gpu.Launch{Kernel: k, Name: name, Args: bytesOf([]T{args}),
+		Config: gpu.Config{Grid: [3]int{grid, 1, 1}, Threads: threads, Shared: shared}})
 }
+
+// named is a kernel by its name alone.
+type named string
+
+func (k named) Name() string     { return string(k) }
+func (named) Shader() gpu.Shader { return gpu.Shader{} }
+func (named) Args() any          { return nil }
 
 type outArgs struct {
 	out, in gpu.Addr
@@ -288,7 +295,7 @@ func TestMistakes(t *testing.T) {
 	if err := d.Wait(); err == nil || !strings.Contains(err.Error(), "8 bytes of arguments, kernel test_sum takes 24") {
 		t.Errorf("arguments of the wrong size: %v", err)
 	}
-	if _, err := d.Kernel("nothing"); err == nil || err.Error() != `no kernel "nothing"` {
+	if _, err := d.Kernel(named("nothing")); err == nil || err.Error() != `no kernel "nothing"` {
 		t.Errorf("a kernel that does not exist: %v", err)
 	}
 	d = parts(t)
@@ -333,12 +340,13 @@ func TestFailuresOnPurpose(t *testing.T) {
 		t.Errorf("%d allocations live after the release", d.Live())
 	}
 	out := upload(t, d, make([]float32, 32))
-	k, err := d.Kernel("test_votes")
+	k, err := d.Kernel(named("test_votes"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	args := bytesOf([]outArgs{{out, out, 0}})
-	r, err := d.Record([]gpu.Launch{{Kernel: k, Name: "vote", Grid: [3]int{1, 1, 1}, Threads: 32, Args: args}})
+	r, err := d.Record([]gpu.Launch{{Kernel: k, Name: "vote", Args: args,
+		Config: gpu.Config{Grid: [3]int{1, 1, 1}, Threads: 32}}})
 	if err != nil {
 		t.Fatal(err)
 	}

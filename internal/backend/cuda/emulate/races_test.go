@@ -83,12 +83,12 @@ func TestOverlap(t *testing.T) {
 		if c.between {
 			d.Fill(a.out, 0, 4)
 		}
-		k, err := d.Kernel("race_after")
+		k, err := d.Kernel(named("race_after"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		d.Launch(&gpu.Launch{Kernel: k, Name: "race_after", Grid: [3]int{1, 1, 1}, Threads: 32, Early: c.early,
-			Args: bytesOf([]raceArgs{a})})
+		d.Launch(&gpu.Launch{Kernel: k, Name: "race_after", Args: bytesOf([]raceArgs{a}),
+			Config: gpu.Config{Grid: [3]int{1, 1, 1}, Threads: 32, Early: c.early}})
 		err = d.Wait()
 		if bad := err != nil && strings.Contains(err.Error(), "a launch that may still run wrote"); bad != c.bad {
 			t.Errorf("%+v: %v", c, err)

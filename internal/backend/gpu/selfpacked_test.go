@@ -35,12 +35,12 @@ func TestMadeOfSplits(t *testing.T) {
 			r := &productRig{t, w.d, gpu.NewProducts(w.d.Props())}
 			m := r.productMatrix(rand.New(rand.NewPCG(5, 5)), quant.Q4_K, 300, width, 1)
 			defer r.release(m.w)
-			for _, made := range []gpu.Made{{Kind: gpu.MadePlain, X: gpu.Rows(call.Out, width)},
-				{Kind: gpu.MadeSigmoid, X: gpu.Rows(call.Out, width), Gate: gpu.Rows(gates, 2*width), Dim: kd, Step: 2 * kd}} {
+			for _, made := range []gpu.SelfPacked{{Kind: gpu.PackRows, X: gpu.Rows(call.Out, width)},
+				{Kind: gpu.PackSigmoid, X: gpu.Rows(call.Out, width), Gate: gpu.Rows(gates, 2*width), Dim: kd, Step: 2 * kd}} {
 				cut := r.p.Cut(m.WeightLayout)
-				x := gpu.MatMulInput{ActLayout: r.p.Acts(n, m.WeightLayout), Made: &made}
+				x := gpu.MatMulInput{ActLayout: r.p.Acts(n, m.WeightLayout), SelfPacked: &made}
 				want := r.multiply(slices.Clone(ls), x, []*productMatrix{m}, cut, 1)[0]
-				if made.Splits = w.at.Splits(call); !r.p.CanMake(&made, n, m.WeightLayout, cut[0]) {
+				if made.Splits = w.at.Splits(call); !r.p.CanSelfPack(&made, n, m.WeightLayout, cut[0]) {
 					t.Fatalf("%d rows in %d blocks cannot be made", n, cut[0])
 				}
 				w.d.Fill(call.Out, 0xff, 4*n*width)
@@ -63,9 +63,9 @@ func TestClusters(t *testing.T) {
 		for _, c := range []struct{ n, cluster int }{{1, 8}, {2, 5}, {8, 8}, {7, 4}} {
 			gate, up := upload(r, randomRows(rnd, c.n*cols)), upload(r, randomRows(rnd, c.n*cols))
 			x := randomRows(rnd, c.n*rows)
-			made := gpu.Made{Kind: gpu.MadeSiLU, X: gpu.Rows(up, cols), Gate: gpu.Rows(gate, cols)}
+			made := gpu.SelfPacked{Kind: gpu.PackSiLU, X: gpu.Rows(up, cols), Gate: gpu.Rows(gate, cols)}
 			blocks := c.cluster * m.Groups()
-			if !r.p.CanMake(&made, c.n, m.WeightLayout, blocks) {
+			if !r.p.CanSelfPack(&made, c.n, m.WeightLayout, blocks) {
 				t.Fatalf("%d rows in %d blocks cannot be made", c.n, blocks)
 			}
 			for _, next := range []gpu.ActLayout{{Rows: c.n, Cols: rows, NT: 1},
@@ -74,7 +74,7 @@ func TestClusters(t *testing.T) {
 					j := gpu.MatMulJob{WeightLayout: m.WeightLayout, W: m.w, Blocks: blocks, Scale: 0.5}
 					j.Part = r.room(gpu.PieceBytes(j.Result(c.n)))
 					dst, act, sums := upload(r, x), r.room(next.Bytes()), r.room(next.SumsBytes())
-					ls := r.p.MatMul(nil, gpu.MatMulInput{ActLayout: r.p.Acts(c.n, m.WeightLayout), Made: &made}, j)
+					ls := r.p.MatMul(nil, gpu.MatMulInput{ActLayout: r.p.Acts(c.n, m.WeightLayout), SelfPacked: &made}, j)
 					ls = r.p.AddPack(ls, gpu.Packed{ActLayout: next, P: act}, gpu.Sum{X: gpu.Rows(dst, rows), Y: j.Result(c.n),
 						Dst: dst, DstStride: rows, W: w, Sums: sums, Last: last})
 					r.run(ls)
@@ -233,7 +233,7 @@ func TestOneRow(t *testing.T) {
 }
 
 // merged is attention of a row of each sequence whose last launch adds splits.
-func (w *world) merged(p *backend.KVPlan, rows, width int) (gpu.AttnCall, []gpu.Launch) {
+func (w *world) merged(p *backend.KVPlan, rows, width int) (gpu.AttnCall, []gpu.Call) {
 	w.t.Helper()
 	k := w.tablesOf(p, w.at.Tiling(1))
 	call := gpu.AttnCall{Q: w.floats(w.normal(rows*width, 1)), Out: w.alloc(rows * width), QStride: width, OStride: width,
@@ -241,7 +241,7 @@ func (w *world) merged(p *backend.KVPlan, rows, width int) (gpu.AttnCall, []gpu.
 		Place: w.pages.Layout.Places[layer], Scratch: w.alloc(max(4, w.at.ScratchBytes(k.Partials)/4))}
 	call.Tables.Pages, _ = w.pages.Table()
 	ls := w.at.Launches(nil, call)
-	if !call.Merge || ls[len(ls)-1].Name != "merge" {
+	if !call.Merge || ls[len(ls)-1].Kernel != kernelNamed(w.t, "merge") {
 		w.t.Fatalf("no splits are left to add: %d partial results", k.Partials)
 	}
 	return call, ls
@@ -266,12 +266,7 @@ func TestMergePack(t *testing.T) {
 		p, x := gpu.NewProducts(d.Props()), gpu.Rows(call.Out, width)
 		gates := gpu.Rows(w.floats(w.normal(n*2*width, 1)), 2*width)
 		to := gpu.Packed{ActLayout: p.Acts(n, gpu.WeightLayout{Cols: width})}
-		packed := func(ls []gpu.Launch) []float32 {
-			for i := range ls {
-				k, err := d.Kernel(ls[i].Name)
-				w.must(err)
-				ls[i].Kernel = k
-			}
+		packed := func(ls []gpu.Call) []float32 {
 			w.run(ls)
 			return w.readFloats(to.P, to.Bytes()/4)
 		}

@@ -1,7 +1,5 @@
 package gpu
 
-import "strobe/internal/backend"
-
 // mixture is a layer of experts as models write it: optionally an expert that all rows share (gate and up, activation,
 // down, and the gate of its output or, where it has another input than the experts, its norm), the router's product and
 // choice, the experts' gate and up, activation and down. The fields are places in the list of operations; those of what
@@ -18,16 +16,13 @@ type mixture struct {
 // so much more than they compute that making activations twice costs nothing.
 const mixtureRows = 64
 
-// after is the place behind a product's outputs.
-func (l *lowering) after(i int) int { return i + 1 + int(l.ops[i].n) }
-
-// match finds a mixture that begins at the product i.
-func (l *lowering) match(i int) (m mixture, ok bool) {
+// matchMixture finds a mixture that begins at the product i.
+func (l *lowering) matchMixture(i int) (m mixture, ok bool) {
 	if !l.b.products.Bulk || l.at(i).kind != opMatMul {
 		return m, false
 	}
 	m = mixture{shared: -1, sharedAct: -1, sharedDown: -1, sharedGate: -1, sharedNorm: -1, router: i}
-	if l.ops[i].n == 2 {
+	if l.ops[i].outputs == 2 {
 		m.shared, m.sharedAct = i, l.after(i)
 		m.sharedDown = m.sharedAct + 1
 		if !l.gatedFFN(m.shared, m.sharedAct, m.sharedDown) || l.at(m.sharedDown).kind != opMatMul {
@@ -35,7 +30,7 @@ func (l *lowering) match(i int) (m mixture, ok bool) {
 		}
 		m.router = l.after(m.sharedDown)
 		y := l.ops[m.sharedDown+1].dst
-		if o := l.at(m.router); o.kind == opMatMul && o.n == 1 && o.a == l.ops[i].a {
+		if o := l.at(m.router); o.kind == opMatMul && o.outputs == 1 && o.a == l.ops[i].a {
 			m.sharedGate = m.router
 			m.router = l.after(m.router)
 		} else if o.kind == opRMSNorm && o.a == y && o.dst == y {
@@ -44,7 +39,7 @@ func (l *lowering) match(i int) (m mixture, ok bool) {
 		}
 	}
 	router := l.at(m.router)
-	if router.kind != opMatMul || router.n != 1 {
+	if router.kind != opMatMul || router.outputs != 1 {
 		return m, false
 	}
 	m.route = l.after(m.router)
@@ -59,7 +54,7 @@ func (l *lowering) match(i int) (m mixture, ok bool) {
 	}
 	m.act = l.after(m.experts)
 	m.down = m.act + 1
-	if d := l.at(m.down); d.kind != opExpertMatMul || d.ids != route.ids || x.m != route.n || d.m != route.n ||
+	if d := l.at(m.down); d.kind != opExpertMatMul || d.ids != route.ids || x.used != route.used || d.used != route.used ||
 		!l.gatedFFN(m.experts, m.act, m.down) {
 		return m, false
 	}
@@ -75,7 +70,7 @@ func (l *lowering) match(i int) (m mixture, ok bool) {
 		}
 	}
 	// The router and the experts run before or beside the shared expert.
-	return m, l.ops[m.sharedAct].n == l.ops[m.act].n && !l.touched(m.shared, m.router, router.a) &&
+	return m, l.ops[m.sharedAct].act == l.ops[m.act].act && !l.touched(m.shared, m.router, router.a) &&
 		!l.touched(m.shared, m.router, x.a) &&
 		l.b.products.canGate(l.products(m.down)[0].w.WeightLayout, l.products(m.sharedDown)[0].w.WeightLayout)
 }
@@ -84,7 +79,7 @@ func (l *lowering) match(i int) (m mixture, ok bool) {
 // whose activation the kernel of the last can make.
 func (l *lowering) gatedFFN(i, act, down int) bool {
 	g, d := l.at(act), l.at(down)
-	if g.kind != opGated || d.kind != opMatMul && d.kind != opExpertMatMul || d.n != 1 || d.a != g.dst {
+	if g.kind != opGated || d.kind != opMatMul && d.kind != opExpertMatMul || d.outputs != 1 || d.a != g.dst {
 		return false
 	}
 	ps := l.products(i)
@@ -115,17 +110,13 @@ func (l *lowering) fits(m mixture) bool {
 
 // mixture: three launches up to the experts' outputs, which stay in pieces. How matrices are cut is fixed even if there
 // are too many rows: a row's bits must not depend on that.
-func (l *lowering) mixture(i int) int {
-	m, ok := l.match(i)
-	if !ok {
-		return 0
-	}
+func (l *lowering) mixture(i int, m mixture) int {
 	var shared, sharedDown []op
 	if m.shared >= 0 {
 		shared, sharedDown = l.products(m.shared), l.products(m.sharedDown)
 	}
-	l.cutExperts(int(l.ops[m.route].n), l.products(m.experts), shared)
-	l.cutExperts(int(l.ops[m.route].n), l.products(m.down), sharedDown)
+	l.cutExperts(int(l.ops[m.route].used), l.products(m.experts), shared)
+	l.cutExperts(int(l.ops[m.route].used), l.products(m.down), sharedDown)
 	if !l.fits(m) {
 		return 0
 	}
@@ -135,7 +126,7 @@ func (l *lowering) mixture(i int) int {
 	}
 	tables, choice := l.chooseExperts(m)
 	l.feedForward(m, x, tables, choice)
-	if m.sharedNorm >= 0 && l.lateNorm(m.sharedNorm) == 0 {
+	if m.sharedNorm >= 0 && !l.mayPutOff(m.sharedNorm) {
 		l.single(m.sharedNorm)
 	}
 	return m.end - i
@@ -146,7 +137,7 @@ func (l *lowering) mixture(i int) int {
 func (l *lowering) chooseExperts(m mixture) (tables Addr, choice *Router) {
 	o, route := l.ops[m.router], l.ops[m.route]
 	router := l.ops[m.router+1]
-	rows, experts, used := int(o.a.rows), router.w.Rows(), int(route.n)
+	rows, experts, used := int(o.a.rows), router.w.Rows(), int(route.used)
 	r, one := l.router(m)
 	if !one {
 		if m.sharedGate >= 0 {
@@ -159,7 +150,7 @@ func (l *lowering) chooseExperts(m mixture) (tables Addr, choice *Router) {
 	if n := l.normedRows(o.a); n.norm.Sums != 0 {
 		r.X, r.Norm = n.src.out(), n.norm
 	} else {
-		l.plain(o.a)
+		l.summed(o.a)
 	}
 	if m.sharedGate >= 0 {
 		l.overwrite(l.ops[m.sharedGate+1].dst)
@@ -184,7 +175,7 @@ func (l *lowering) chooseExperts(m mixture) (tables Addr, choice *Router) {
 func (l *lowering) router(m mixture) (r Router, one bool) {
 	o, route, router := l.ops[m.router], l.ops[m.route], l.ops[m.router+1]
 	r = Router{W: router.w.floats(), X: o.a.out(), Logits: router.dst.out(), IDs: route.ids, Weights: route.dst.out(),
-		Used: int(route.n), Scale: route.f, Counter: l.b.counter}
+		Used: int(route.used), Scale: route.f, Counter: l.b.counter}
 	one = l.b.products.CanRoute(r.W, r.X)
 	if m.sharedGate >= 0 {
 		gate := l.ops[m.sharedGate+1]
@@ -216,7 +207,7 @@ func (l *lowering) normedRows(v view) routerRows {
 // makesRows reports whether the product mul begins a mixture with a router that makes its input, the norm at i, itself,
 // and returns the products that then do not read it from memory.
 func (l *lowering) makesRows(i, mul int) []int {
-	m, ok := l.match(mul)
+	m, ok := l.matchMixture(mul)
 	norm := l.ops[i]
 	if !ok || !l.fits(m) || norm.v == 0 || norm.v%16 != 0 || !norm.a.out().aligned() || l.ops[m.router].a != norm.dst ||
 		norm.a.overlaps(norm.dst) || l.touched(i, m.router, norm.a) {
@@ -231,40 +222,44 @@ func (l *lowering) makesRows(i, mul int) []int {
 	return []int{m.router}
 }
 
-// routerNorm: r = norm(x); perhaps r *= f; and a router multiplies r. However many rows there are it is computed as
-// where the product of x with other weights has a norm: from sums of squares of 256 columns. So the router can make it
-// itself, if these sums are there.
-func (l *lowering) routerNorm(i int) int {
-	o, n, f := l.ops[i], 1, float32(1)
+// routerNormMatch is r = norm(x); perhaps r *= factor; and a router multiplies r.
+type routerNormMatch struct {
+	n, router int // operations, and the place of the router's product
+	factor    float32
+}
+
+func (l *lowering) matchRouterNorm(i int) (m routerNormMatch, ok bool) {
+	o := l.ops[i]
 	if o.v == 0 || o.a.overlaps(o.dst) || !l.b.products.Bulk {
-		return 0
+		return m, false
 	}
+	m = routerNormMatch{n: 1, factor: 1}
 	if s := l.at(i + 1); s.kind == opScale && s.a == o.dst && s.dst == o.dst {
-		n, f = 2, s.f
+		m.n, m.factor = 2, s.f
 	}
-	at := i + n // the router
-	for ; at < len(l.ops); at++ {
-		if l.at(at).kind == opMatMul && l.ops[at].a == o.dst {
-			break
-		}
-		for v := range l.ops[at].writes {
-			if v.overlaps(o.dst) {
-				return 0
-			}
+	for _, j := range l.value(i+m.n-1, o.dst).uses {
+		if l.ops[j].kind == opMatMul && l.ops[j].a == o.dst {
+			m.router = j
+			mix, ok := l.matchMixture(j)
+			return m, ok && mix.router == j
 		}
 	}
-	if m, ok := l.match(at); !ok || m.router != at {
-		return 0
-	}
-	x := l.plain(o.a)
+	return m, false
+}
+
+// routerNorm: however many rows there are the norm is computed as where the product of x with other weights has one:
+// from sums of squares of 256 columns. So the router can compute it itself, if these sums are there.
+func (l *lowering) routerNorm(i int, m routerNormMatch) int {
+	o := l.ops[i]
+	x := l.summed(o.a)
 	for _, p := range l.packed {
-		if p.src != x || p.x.Sums == 0 || p.x.Eps != o.f || l.makesRows(i, at) == nil ||
-			l.wanted(i+n-1, o.dst, at) || l.touched(i, at, p.v) {
+		if p.src != x || p.x.Sums == 0 || p.x.Eps != o.f || l.makesRows(i, m.router) == nil ||
+			l.wanted(i+m.n-1, o.dst, m.router) || l.touched(i, m.router, p.v) {
 			continue
 		}
 		l.overwrite(o.dst)
-		l.routed = routerRows{o.dst, x, RowNorm{o.v, p.x.Sums, o.f, f}}
-		return n
+		l.routed = routerRows{o.dst, x, RowNorm{o.v, p.x.Sums, o.f, m.factor}}
+		return m.n
 	}
 	l.overwrite(o.dst)
 	none := Packed{ActLayout: ActLayout{Rows: int(x.rows), Cols: int(x.cols)}}
@@ -272,18 +267,6 @@ func (l *lowering) routerNorm(i int) int {
 	l.out = l.b.products.AddNorm(l.out, none, Sum{X: x.in(), W: o.v, Sums: sums}, o.dst.addr, int(o.dst.stride), o.f)
 	l.later = append(l.later, sums)
 	return 1
-}
-
-// touched reports whether one of the operations from i to j, without j, writes anything of v.
-func (l *lowering) touched(i, j int, v view) bool {
-	for ; i < j; i++ {
-		for w := range l.ops[i].writes {
-			if w.overlaps(v) {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // feedForward launches gate and up of all experts, then activation and down.
@@ -294,7 +277,7 @@ func (l *lowering) feedForward(m mixture, x [2]MatMulInput, tables Addr, choice 
 	}
 	up := ExpertProduct{X: x[0], Shared: x[1], Tables: tables, Choice: choice, Pairs: pairs}
 	last := ExpertProduct{X: made(m.down), Tables: tables, Choice: choice, Pairs: pairs, Early: true,
-		GELU: l.ops[m.act].n == int32(backend.GELU)}
+		GELU: l.ops[m.act].gelu()}
 	type part struct {
 		mul, act, down, rows int
 	}
@@ -326,112 +309,50 @@ func (l *lowering) feedForward(m mixture, x [2]MatMulInput, tables Addr, choice 
 	}
 }
 
-// cutExperts fixes how stacks are cut, and the matrices of the shared expert, at the first product that has them; so
-// many experts are multiplied at once.
-func (l *lowering) cutExperts(experts int, stacks, shared []op) {
-	layouts := func(ps []op) (ws []WeightLayout) {
-		for _, p := range ps {
-			ws = append(ws, p.w.WeightLayout)
-		}
-		return ws
-	}
-	cuts, sharedCuts := l.b.products.ExpertCut(experts, layouts(stacks), layouts(shared))
-	for _, p := range stacks {
-		if p.w.blocks == 0 {
-			p.w.blocks = cuts
-		}
-	}
-	for _, p := range shared {
-		if p.w.blocks == 0 {
-			p.w.blocks = sharedCuts * p.w.Groups()
-		}
-	}
+// mixtureEnd is the end of a mixture: s = weighted sum of experts; perhaps s += gated shared expert; x += s;
+// h = norm(x), where h is multiplied.
+type mixtureEnd struct {
+	shared bool
+	add    int
+	norm   normMatch
 }
 
-// expertJobs takes room for the pieces of products with rows. The blocks of a matrix that is no stack of experts are
-// those of all groups.
-func (l *lowering) expertJobs(mul, rows int) (jobs []ExpertJob, owner Addr) {
-	total := 0
-	for _, p := range l.products(mul) {
-		cuts := p.w.blocks
-		if l.ops[mul].kind == opMatMul {
-			cuts /= p.w.Groups()
-		}
-		j := ExpertJob{WeightLayout: p.w.WeightLayout, W: p.w.addr, Cuts: cuts, Scale: p.w.scale, Scales: p.w.scales,
-			Part: Addr(total)}
-		total += PieceBytes(j.Result(rows))
-		jobs = append(jobs, j)
-	}
-	owner = l.take(total)
-	for i := range jobs {
-		jobs[i].Part += owner
-	}
-	return jobs, owner
-}
-
-// leaveExperts leaves the products in pieces.
-func (l *lowering) leaveExperts(ps []op, jobs []ExpertJob, owner Addr, rows int) {
-	users := len(ps)
-	for i, p := range ps {
-		l.leave(piecewise{p.dst, jobs[i].Result(rows), owner, &users})
-	}
-}
-
-// expertSum: s = weighted sum of experts; s += gated shared expert; x += s; h = norm(x), where h is multiplied. Plain
-// devices have no kernel for it.
-func (l *lowering) expertSum(i int) int {
+func (l *lowering) matchExpertSum(i int) (e mixtureEnd, ok bool) {
 	sum, j := l.ops[i], i+1
-	gated := *l.at(j)
-	if gated.kind == opAddGated && gated.dst == sum.dst && !gated.a.overlaps(sum.dst) {
+	if o := l.at(j); o.kind == opAddGated && o.dst == sum.dst && !o.a.overlaps(sum.dst) {
+		e.shared = true
 		j++
-	} else {
-		gated = op{}
 	}
-	add, at := *l.at(j), j
-	if l.b.products.Plain || add.kind != opAdd || add.dst != add.a || add.b != sum.dst || l.read(j, sum.dst) {
-		return 0
+	add := l.at(j)
+	if l.b.products.NoTensorCores || add.kind != opAdd || add.dst != add.a || add.b != sum.dst || l.read(j, sum.dst) {
+		return e, false
 	}
-	j, norm, mul := l.normOf(at)
-	if mul < 0 {
-		return 0
-	}
-	m := Mixed{X: l.plain(add.a).in(), Y: l.in(sum.a), Used: int(sum.n), Weights: l.plain(sum.b).out(), Scale: sum.v,
-		IDs: sum.ids,
-		Dst: add.dst.out(), W: norm.v, Eps: norm.f}
-	if gated.dst.addr != 0 {
-		m.Shared, m.Gate = l.in(gated.a), l.plain(gated.b).out()
+	e.add, e.norm = j, l.normOf(j)
+	return e, e.norm.mul >= 0
+}
+
+// expertSum launches the sums, the norm and its packing as one kernel.
+func (l *lowering) expertSum(i int, e mixtureEnd) int {
+	sum, add, norm := l.ops[i], l.ops[e.add], l.ops[e.norm.at]
+	m := Mixed{X: l.summed(add.a).in(), Y: l.in(sum.a), Used: int(sum.used), Weights: l.summed(sum.b).out(),
+		Scale: sum.v, IDs: sum.ids, Dst: add.dst.out(), W: norm.v, Eps: norm.f}
+	if e.shared {
+		gated := l.ops[i+1]
+		m.Shared, m.Gate = l.in(gated.a), l.summed(gated.b).out()
 	}
 	l.overwrite(sum.dst)
 	l.overwrite(add.dst)
 	l.overwrite(norm.dst)
-	x := l.act(mul)
+	x := l.act(e.norm.mul)
 	x.Sums, x.Eps = l.take(x.SumsBytes()), norm.f
 	m.Sums = x.Sums
-	if l.wanted(j, norm.dst, l.makesRows(j, mul)...) {
+	if l.wanted(e.norm.at, norm.dst, l.makesRows(e.norm.at, e.norm.mul)...) {
 		m.Out = norm.dst.out()
 	}
 	l.out = l.b.products.Mix(l.out, Packed{ActLayout: x.ActLayout, P: x.P}, m)
 	l.normed(norm, x)
-	for k := at + 1; k < j; k++ {
+	for k := e.add + 1; k < e.norm.copies; k++ {
 		l.single(k)
 	}
-	return j + 1 - i
-}
-
-// read reports whether v is read after operation i, before anything of it is overwritten. What is there at the end of
-// the step may be read by the host.
-func (l *lowering) read(i int, v view) bool {
-	for j := i + 1; j < len(l.ops); j++ {
-		for r := range l.ops[j].reads {
-			if r.overlaps(v) {
-				return true
-			}
-		}
-		for w := range l.ops[j].writes {
-			if w.overlaps(v) {
-				return false
-			}
-		}
-	}
-	return true
+	return e.norm.at + 1 - i
 }

@@ -1,43 +1,30 @@
 package gpu
 
 import (
-	"fmt"
 	"slices"
 	"time"
 )
 
-// A plain device (Props.Plain) has no tensor cores that kernels could count on. Its kernels have the names and
+// Vulkan devices have no tensor cores that kernels could count on (Props.NoTensorCores). Their kernels have the
 // arguments of the others, but products take activations as signed bytes, row by row, in launches of one format;
 // attention computes in float32.
 
-// plainNames are the formats in the names of kernels.
-var plainNames = [tileFormats]string{TileQ4K: "q4k", TileQ5K: "q5k", TileQ6K: "q6k", TileQ2K: "q2k", TileQ3K: "q3k",
-	TileQ8: "q8", TileQ8M: "q8m", TileN4: "n4", TileNV4: "nv4"}
-
-// PlainFormat is the format of a name.
-func PlainFormat(name string) (Format, bool) {
-	i := slices.Index(plainNames[:], name)
-	return Format(i), i >= 0
-}
-
-// plainQuarters is how many workgroups share the rows of a stage, and plainTile how many pairs share one reading of
+// stageQuarters is how many workgroups share the rows of a stage, and pairsAtOnce how many pairs share one reading of
 // an expert.
 const (
-	plainQuarters = 4
-	plainTile     = 8
+	stageQuarters = 4
+	pairsAtOnce   = 8
 )
 
-// plainTokens is the number of rows that share one reading of a matrix: those of a kernel that exists, the same for
-// all parts of a prompt.
-func plainTokens(rows int) int {
-	parts := (rows + 15) / 16
+// rowsAtOnce are the numbers of rows that kernels exist for.
+var rowsAtOnce = []int{1, 2, 3, 4, 6, 8, 12, 16}
+
+// rowsPerReading is the number of rows that share one reading of a matrix, the same for all parts of a prompt.
+func rowsPerReading(rows int) int {
+	most := rowsAtOnce[len(rowsAtOnce)-1]
+	parts := (rows + most - 1) / most
 	each := (rows + parts - 1) / parts
-	for _, n := range []int{1, 2, 3, 4, 6, 8, 12} {
-		if n >= each {
-			return n
-		}
-	}
-	return 16
+	return rowsAtOnce[slices.IndexFunc(rowsAtOnce, func(n int) bool { return n >= each })]
 }
 
 // From matrixFrom rows on cooperative matrices are faster, where a device has them; maxMatrixRows is the most rows that
@@ -74,31 +61,29 @@ func (p *Products) matrixRows(rows int) int {
 // matrixFormat reports whether a format's products add integers: those are the same bits however they are computed.
 func matrixFormat(f Format) bool { return f <= TileQ3K }
 
-// plainMatMul appends the products of x with all matrices, a launch for each format.
-func (p *Products) plainMatMul(ls []Launch, x MatMulInput, jobs []MatMulJob) []Launch {
+// rowsMatMul appends the products of x with all matrices, a launch for each format.
+func (p *Products) rowsMatMul(ls []Call, x MatMulInput, jobs []MatMulJob) []Call {
 	first := len(ls)
 	for f, of := range byFormat(jobs) {
 		a, grid, _ := productArgsOf(x, of)
-		l := Launch{Threads: 128, Args: Args(a), Beside: len(ls) > first}
-		tokens := plainTokens(x.Rows)
-		l.Name = fmt.Sprintf("rows_%s_%d", plainNames[f], tokens)
+		tokens := rowsPerReading(x.Rows)
+		c := Call{rowsProduct{f, tokens}, &a, Config{Threads: 128, Beside: len(ls) > first}}
 		if p.Matrices && x.Rows >= matrixFrom && matrixFormat(f) {
 			tokens = p.matrixRows(x.Rows)
-			l.Threads = matrixThreads(tokens)
-			l.Name = fmt.Sprintf("tiles_%s_%d_%d", plainNames[f], tokens, l.Threads)
+			c.Threads = matrixThreads(tokens)
+			c.Kernel = matrixProduct{f, tokens, c.Threads}
 		}
-		l.Grid = [3]int{grid, (x.Rows + tokens - 1) / tokens, strips * 32 / l.Threads}
-		ls = append(ls, l)
+		c.Grid = [3]int{grid, (x.Rows + tokens - 1) / tokens, strips * 32 / c.Threads}
+		ls = append(ls, c)
 	}
 	return ls
 }
 
-// plainGroups is how many workgroups a dimension may have on any device, with room to spare; where there is more to do
+// maxGroups is how many workgroups a dimension may have on any device, with room to spare; where there is more to do
 // they take it one after the other.
-const plainGroups = 1 << 15
+const maxGroups = 1 << 15
 
-// plainExpertArgs mirrors experts.comp of backend/vulkan.
-type plainExpertArgs struct {
+type rowsExpertArgs struct {
 	job                [2]expertJob
 	act, tables, sumsq Addr
 	eps, mean          float32
@@ -107,9 +92,9 @@ type plainExpertArgs struct {
 	_                  int32
 }
 
-// plainExperts is the launch of products with one or two stacks of experts, which are alike.
-func plainExperts(x MatMulInput, tables Addr, pairs int, jobs []ExpertJob) Launch {
-	a := plainExpertArgs{act: x.P, tables: tables, sumsq: x.Sums, eps: x.Eps, mean: 1 / float32(x.Cols), kb: int32(x.KB()),
+// rowsExpertsCall is the launch of products with one or two stacks of experts, which are alike.
+func rowsExpertsCall(x MatMulInput, tables Addr, pairs int, jobs []ExpertJob) Call {
+	a := rowsExpertArgs{act: x.P, tables: tables, sumsq: x.Sums, eps: x.Eps, mean: 1 / float32(x.Cols), kb: int32(x.KB()),
 		jobs: int32(len(jobs)), pairs: int32(pairs), div: int32(pairs / x.Rows),
 		most: int32(expertItems(pairs, jobs[0].Experts))}
 	units := 0
@@ -117,16 +102,16 @@ func plainExperts(x MatMulInput, tables Addr, pairs int, jobs []ExpertJob) Launc
 		a.job[i] = j.args()
 		units += j.Groups() * j.Cuts
 	}
-	return Launch{Name: fmt.Sprintf("experts_%s_%d", plainNames[jobs[0].Format], plainTile),
-		Grid: [3]int{min(plainGroups, int(a.most)*units), 1, plainQuarters}, Threads: 128, Args: Args(a)}
+	return Call{rowsExperts{jobs[0].Format, pairsAtOnce}, &a,
+		Config{Grid: [3]int{min(maxGroups, int(a.most)*units), 1, stageQuarters}, Threads: 128}}
 }
 
 // longWork is how many operations an attention launch may have: a third of a second where attention reaches a tenth of
 // a teraflop a second, a small chip. Devices are given up on after two seconds, or less.
 const longWork = 1 << 35
 
-// plainHead is the size of heads that a plain attention kernel is made for.
-func plainHead(dim int) int {
+// paddedHead is the size of heads that a kernel of attention exists for.
+func paddedHead(dim int) int {
 	n := 128
 	for n < dim {
 		n *= 2
@@ -134,7 +119,7 @@ func plainHead(dim int) int {
 	return n
 }
 
-// fewAttentionRows is the number of rows (tokens x heads) of a plain attention kernel for one token; for more of them
+// fewAttentionRows is the number of rows (tokens x heads) of an attention kernel for one token; for more of them
 // it has twice as many. With 8 and 16, whose instructions are twice as long, a layer with 1,024 slots took an H200
 // 11 us more for one token, 24 for 8 and 31 for 16; with 4 rows for all of them prompts and 16 tokens were slower.
 const fewAttentionRows = 4
@@ -145,7 +130,7 @@ type readArgs struct {
 	_     int32
 }
 
-// ReadSpeed measures how many bytes a second a kernel of a plain device reads.
+// ReadSpeed measures how many bytes a second a kernel of such a device reads.
 func (b *Backend) ReadSpeed(bytes, rounds int) (float64, error) {
 	from, err := b.d.Alloc(bytes)
 	if err != nil {
@@ -154,9 +139,9 @@ func (b *Backend) ReadSpeed(bytes, rounds int) (float64, error) {
 	defer b.d.Release(from)
 	b.d.Fill(from, 0, bytes)
 	// Sixteen workgroups for each multiprocessor, so that there is always one that waits for memory.
-	l := []Launch{{Name: "read", Grid: [3]int{16 * b.props.Units, 1, 1}, Threads: 256,
-		Args: Args(readArgs{p: from, to: b.counter, quads: int32(bytes / 16)})}}
-	if err := b.load(l); err != nil {
+	l, err := b.emit([]Call{{kernelRead, &readArgs{p: from, to: b.counter, quads: int32(bytes / 16)},
+		Config{Grid: [3]int{16 * b.props.Units, 1, 1}, Threads: 256}}})
+	if err != nil {
 		return 0, err
 	}
 	b.d.Launch(&l[0])
