@@ -46,7 +46,7 @@ const maxMessage = 1000
 // Limits bounds what one rendering may use. Zero fields take the defaults.
 type Limits struct {
 	Steps  int // expressions and statements evaluated; default 30 million
-	Bytes  int // text and lists made, counted when made; default 512 MiB
+	Bytes  int // text and lists created, counted before; default 512 MiB
 	Output int // bytes of the result; default 64 MiB
 	Depth  int // nesting of calls, expressions and values; default 5000
 }
@@ -184,7 +184,7 @@ func (r *run) test(fn testFunc, v any, a *args) bool {
 	return fn(r, v, a)
 }
 
-// charge counts n bytes about to be made; callers charge before they allocate.
+// charge counts n bytes about to be allocated; callers charge before they allocate.
 func (r *run) charge(n int) {
 	if n < 0 || n > r.bytes {
 		panic(limitError("the template uses more memory than allowed"))

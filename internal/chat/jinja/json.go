@@ -96,7 +96,7 @@ func number(s string) any {
 	return b
 }
 
-// FromGo converts plain Go data: nil, booleans, numbers, strings, slices,
+// FromGo converts Go data: nil, booleans, numbers, strings, slices,
 // string-keyed maps (in key order, since Go's have none), json.Number,
 // json.RawMessage and values of this package.
 func FromGo(v any) (any, error) { return fromGo(v, 0) }

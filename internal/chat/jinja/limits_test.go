@@ -35,6 +35,7 @@ func TestHostile(t *testing.T) {
 		"string repeat":       "{{ 'x' * 10000000000 }}",
 		"string repeat twice": "{% set a = 'x' * 1000000 %}{{ a * 1000000 }}",
 		"list repeat":         "{{ [1] * 10000000000 }}",
+		"repeat overflow":     "{{ ('x' * 4) * 4611686018427387904 }}",
 		"string doubling":     double("'x'", "ns.x + ns.x", "200"),
 		"tilde doubling":      double("'x'", "ns.x ~ ns.x", "200"),
 		"list doubling":       double("[1]", "ns.x + ns.x", "200"),

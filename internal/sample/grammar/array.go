@@ -133,7 +133,7 @@ func (c *compiler) unique(o *object, lo, hi int, next int32) int32 {
 	}))
 }
 
-// times runs a rule min to max times; a plain loop where no count is needed.
+// times runs a rule min to max times; a loop where no count is needed.
 func (c *compiler) times(rule int32, min, max int, next int32) int32 {
 	if min == 0 && max < 0 {
 		return c.b.star(rule, next)

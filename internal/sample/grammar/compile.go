@@ -108,7 +108,7 @@ func (c *compiler) spend(path string) {
 	}
 }
 
-// shared returns the merged schema made before with the same content.
+// shared returns an earlier merged schema with the same content.
 func (c *compiler) shared(o *object) *object {
 	var b strings.Builder
 	if !writeKey(&b, o, 1<<16) {

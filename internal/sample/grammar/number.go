@@ -81,7 +81,7 @@ func (b *builder) expression(expr string, next int32) int32 {
 	if err != nil {
 		panic("grammar: " + err.Error())
 	}
-	return (&sharing{b, map[edge]int32{}, map[[2]int32]int32{}}).build(re.Simplify(), next)
+	return (&sharing{b, map[edge]int32{}, map[[2]int32]int32{}}).build(re, next)
 }
 
 // sharing builds an expression whose parts that go on alike are one state: ranges of numbers repeat them.
@@ -100,7 +100,7 @@ func (s *sharing) build(re *syntax.Regexp, next int32) int32 {
 			start := s.bytes(r, r, next)
 			if re.Flags&syntax.FoldCase != 0 { // what the library makes of [eE]
 				other := unicode.SimpleFold(r)
-				start = s.b.alt(start, s.bytes(other, other, next))
+				start = s.either(start, s.bytes(other, other, next))
 			}
 			next = start
 		}
@@ -110,7 +110,7 @@ func (s *sharing) build(re *syntax.Regexp, next int32) int32 {
 		for i := 0; i < len(re.Rune); i += 2 {
 			starts = append(starts, s.bytes(re.Rune[i], re.Rune[i+1], next))
 		}
-		return s.b.alt(starts...)
+		return s.either(starts...)
 	case syntax.OpCapture:
 		return s.build(re.Sub[0], next)
 	case syntax.OpConcat:
@@ -123,18 +123,52 @@ func (s *sharing) build(re *syntax.Regexp, next int32) int32 {
 		for _, sub := range re.Sub {
 			starts = append(starts, s.build(sub, next))
 		}
-		return s.b.alt(starts...)
+		return s.either(starts...)
 	case syntax.OpQuest:
-		return shared(s.skip, [2]int32{s.build(re.Sub[0], next), next}, func(to [2]int32) int32 { return s.b.alt(to[:]...) })
+		return s.optional(s.build(re.Sub[0], next), next)
+	case syntax.OpRepeat:
+		start := next
+		for range re.Max - re.Min {
+			start = s.optional(s.build(re.Sub[0], start), next)
+		}
+		for range re.Min {
+			start = s.build(re.Sub[0], start)
+		}
+		return start
 	}
 	return s.b.alt() // nothing
+}
+
+// either goes on at one of the starts. Those that read a byte become one state, which is faster to follow.
+func (s *sharing) either(starts ...int32) int32 {
+	if len(starts) == 1 {
+		return starts[0]
+	}
+	var edges []edge
+	var others []int32
+	for _, start := range starts {
+		if st := &s.b.states[start]; st.kind == kindBytes {
+			edges = append(edges, st.edges...)
+		} else {
+			others = append(others, start)
+		}
+	}
+	if len(edges) > 0 {
+		others = append(others, s.b.add(state{kind: kindBytes, edges: edges}))
+	}
+	return s.b.alt(others...)
+}
+
+// optional goes on at start or skips what it reads.
+func (s *sharing) optional(start, next int32) int32 {
+	return shared(s.skip, [2]int32{start, next}, func(to [2]int32) int32 { return s.b.alt(to[:]...) })
 }
 
 func (s *sharing) bytes(lo, hi rune, next int32) int32 {
 	return shared(s.read, edge{byte(lo), byte(hi), next}, func(e edge) int32 { return s.b.bytes(e.to, e.lo, e.hi) })
 }
 
-// shared returns the state that was made before for the same key.
+// shared returns the state of a key, built at its first use.
 func shared[K comparable](states map[K]int32, key K, build func(K) int32) int32 {
 	state, ok := states[key]
 	if !ok {

@@ -55,7 +55,7 @@ func (c *compiler) shape(o *object) *objectShape {
 		}
 	}
 	if s.extra, s.hasExtra = o.extra(); !s.hasExtra {
-		s.extra = !hasProps // a plain {"type": "object"} is any object
+		s.extra = !hasProps // {"type": "object"} alone is any object
 	}
 	// Required properties without a schema of their own come last.
 	s.names = slices.Clone(s.props.keys)

@@ -178,7 +178,7 @@ func inClass(c []rune, r rune) bool {
 
 // class is one character out of a class, in the one spelling JSON printers
 // give it: escaped only where it must be. That makes spellings unique, so
-// texts can be told apart by their bytes.
+// different texts have different bytes.
 func (b *builder) class(c []rune, next int32) int32 {
 	c = subtract(c, []rune{0xd800, 0xdfff})
 	if b.plain { // without what could begin the mark that ends a string
