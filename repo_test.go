@@ -182,6 +182,7 @@ var modules = []struct {
 }{
 	{"github.com/spf13/cobra", []string{"cmd"}, "the command line belongs to commands"},
 	{"github.com/BurntSushi/toml", []string{"cmd"}, "files of settings are read by commands"},
+	{"go.yaml.in/yaml/v3", []string{"convert"}, "model cards are YAML"},
 	{"github.com/spf13/pflag", []string{"cmd"}, "the command line belongs to commands"},
 	{"charm.land/", []string{"cmd"}, "terminal drawing belongs to commands"},
 	{"github.com/charmbracelet/", []string{"cmd"}, "terminal drawing belongs to commands"},

@@ -212,7 +212,7 @@ func systemIntoUser(msgs []Message) []Message {
 }
 
 // values converts messages to what a template sees. Keys keep the order they
-// came in; a key that was absent stays absent.
+// were sent in; a key that was absent stays absent.
 func values(msgs []Message, s shape) (*jinja.List, error) {
 	list := jinja.NewList()
 	for i := range msgs {
@@ -288,7 +288,7 @@ func (m *Message) value(s shape) (*jinja.Dict, error) {
 	return d, nil
 }
 
-// null reports whether the message came with this key set to null.
+// null reports whether the message has this key set to null.
 func (m *Message) null(key string) bool {
 	return slices.ContainsFunc(m.Extra, func(f Field) bool { return f.Key == key && isNull(f.Value) })
 }

@@ -16,7 +16,7 @@ type Span struct{ Start, End int }
 // RenderMarked renders like Render and also finds where special tokens in the
 // prompt are not the template's but text of the conversation: a web page that
 // says <|im_end|> must not end the turn, nor one that says it in two parts
-// which the template joins. The spans, in order, are to be tokenised as plain
+// which the template joins. The spans, in order, are to be tokenised as ordinary
 // text. special lists the texts of the model's control tokens.
 //
 // It works by rendering a second time with the angle brackets broken in all

@@ -9,7 +9,7 @@ import (
 )
 
 // Message is one turn of a conversation. Its JSON form is that of the OpenAI
-// chat API; fields this package does not know are kept for the template.
+// chat API; fields this package does not know are passed to the template.
 type Message struct {
 	Role       string
 	Content    any    // nil, string or []Part
@@ -19,7 +19,7 @@ type Message struct {
 	Name       string
 	Extra      []Field
 
-	// keys are the JSON keys in the order they came, nil for a message made in
+	// keys are the JSON keys in the order they were sent, nil for a message made in
 	// Go. Templates ask whether a key is present at all.
 	keys []string
 }
@@ -34,7 +34,7 @@ type Field struct {
 type Part struct {
 	Type string // "text", "image_url", ...
 	Text string
-	Raw  json.RawMessage // the part as received; nil for one made in Go
+	Raw  json.RawMessage // the part as received; nil for one built in Go
 }
 
 // ToolCall is a function the model wants called.

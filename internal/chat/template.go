@@ -95,7 +95,7 @@ func (t *Template) Render(msgs []Message, opt Options) (string, error) {
 	return text, err
 }
 
-// rendering is what a prompt was made from, for rendering it again.
+// rendering is what a prompt was rendered from, for rendering it again.
 type rendering struct {
 	vars *jinja.Dict
 	said *jinja.Dict // what clients wrote: messages in the shape that was accepted, tools, extra variables

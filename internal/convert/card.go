@@ -2,13 +2,18 @@ package convert
 
 import (
 	"os"
-	"strconv"
 	"strings"
+
+	"go.yaml.in/yaml/v3"
 )
 
-// readCard reads the YAML front matter of a model card: the part of YAML that
-// cards use at the top level, which is scalars and lists of scalars. Nested
-// structures (evaluation results) are skipped; nothing here needs them.
+// maxCard bounds the front matter of a model card in bytes. Cards with long
+// tables of evaluation results have about one megabyte.
+const maxCard = 4 << 20
+
+// readCard reads the YAML front matter of a model card: text and lists of text
+// at the top level. Everything else, such as evaluation results, is skipped.
+// A card that is not valid YAML says nothing.
 func readCard(path string) (map[string]any, error) {
 	data, err := readFile(path)
 	if os.IsNotExist(err) {
@@ -17,154 +22,45 @@ func readCard(path string) (map[string]any, error) {
 	if err != nil {
 		return nil, err
 	}
-	lines := strings.Split(strings.ReplaceAll(string(data), "\r\n", "\n"), "\n")
-	if lines[0] != "---" {
+	text, ok := strings.CutPrefix(strings.ReplaceAll(string(data), "\r\n", "\n"), "---\n")
+	text, _, _ = strings.Cut(text, "\n---\n")
+	var doc yaml.Node
+	if !ok || len(text) > maxCard || yaml.Unmarshal([]byte(text), &doc) != nil || len(doc.Content) == 0 ||
+		doc.Content[0].Kind != yaml.MappingNode {
 		return nil, nil
 	}
-	lines = lines[1:]
-	for i, line := range lines {
-		if line == "---" {
-			return parseCard(lines[:i]), nil
-		}
-	}
-	return parseCard(lines), nil
-}
-
-func parseCard(lines []string) map[string]any {
+	// Nodes are read as they stand: nothing follows an alias, so a small card cannot grow.
 	card := map[string]any{}
-	for i := 0; i < len(lines); {
-		line := strings.ReplaceAll(lines[i], "\t", "  ")
-		i++
-		key, rest, ok := strings.Cut(line, ":")
-		if !ok || line == "" || line[0] == ' ' || line[0] == '#' || line[0] == '-' {
+	pairs := doc.Content[0].Content
+	for i := 0; i+1 < len(pairs); i += 2 {
+		key, value := pairs[i].Value, pairs[i+1]
+		if s, ok := cardText(value); ok {
+			card[key] = s
+		}
+		if value.Kind != yaml.SequenceNode {
 			continue
 		}
-		// The key's block: everything indented, and list items at the margin.
-		first := i
-		for i < len(lines) && (lines[i] == "" || strings.HasPrefix(lines[i], " ") || strings.HasPrefix(lines[i], "\t") ||
-			strings.HasPrefix(lines[i], "- ") || lines[i] == "-" || strings.HasPrefix(lines[i], "#")) {
-			i++
-		}
-		key = strings.Trim(strings.TrimSpace(key), `"'`)
-		if v := cardValue(strings.TrimSpace(rest), lines[first:i]); v != nil {
-			card[key] = v
-		}
-	}
-	return card
-}
-
-func cardValue(text string, block []string) any {
-	text = dropComment(text)
-	switch {
-	case text == "|" || text == "|-" || text == ">" || text == ">-":
-		sep := "\n"
-		if text[0] == '>' {
-			sep = " "
-		}
-		var out []string
-		for _, line := range block {
-			out = append(out, strings.TrimSpace(line))
-		}
-		s := strings.TrimSpace(strings.Join(out, sep))
-		if !strings.HasSuffix(text, "-") {
-			s += "\n"
-		}
-		return s
-	case strings.HasPrefix(text, "["):
-		// A list on one line, or running over several.
-		for _, line := range block {
-			text += " " + dropComment(strings.TrimSpace(line))
-		}
-		inner, _, ok := strings.Cut(text[1:], "]")
-		if !ok {
-			return nil
-		}
-		var out []any
-		for _, item := range strings.Split(inner, ",") {
-			if v := scalar(strings.TrimSpace(item)); v != nil {
-				out = append(out, v)
+		var list []any
+		for _, item := range value.Content {
+			if s, ok := cardText(item); ok {
+				list = append(list, s)
 			}
 		}
-		return out
-	case text != "":
-		// A plain scalar may continue on indented lines.
-		for _, line := range block {
-			line = strings.TrimSpace(dropComment(line))
-			if line == "" || strings.HasPrefix(line, "- ") {
-				break
-			}
-			text += " " + line
-		}
-		return scalar(text)
-	}
-	var out []any
-	indent := -1
-	for _, line := range block {
-		line = strings.ReplaceAll(line, "\t", "  ")
-		item := strings.TrimLeft(line, " ")
-		depth := len(line) - len(item)
-		if item == "" || item[0] == '#' {
-			continue
-		}
-		if !strings.HasPrefix(item, "- ") {
-			if indent < 0 {
-				return nil // a nested object
-			}
-			continue
-		}
-		if indent < 0 {
-			indent = depth
-		}
-		if depth != indent {
-			continue
-		}
-		text := dropComment(strings.TrimSpace(item[2:]))
-		if strings.Contains(text, ": ") || strings.HasSuffix(text, ":") {
-			continue // a list of objects
-		}
-		if v := scalar(text); v != nil {
-			out = append(out, v)
+		if list != nil {
+			card[key] = list
 		}
 	}
-	if out == nil {
-		return nil
-	}
-	return out
+	return card, nil
 }
 
-// dropComment cuts " # ..." outside of quotes.
-func dropComment(s string) string {
-	if strings.HasPrefix(s, `"`) || strings.HasPrefix(s, "'") {
-		return s
+// cardText is the text of a scalar; numbers, booleans and null are not text.
+func cardText(n *yaml.Node) (string, bool) {
+	if n.Kind != yaml.ScalarNode {
+		return "", false
 	}
-	if i := strings.Index(s, " #"); i >= 0 {
-		s = s[:i]
+	switch n.ShortTag() {
+	case "!!int", "!!float", "!!bool", "!!null":
+		return "", false
 	}
-	if strings.HasPrefix(s, "#") {
-		return ""
-	}
-	return strings.TrimSpace(s)
-}
-
-// scalar is a string; numbers, booleans and null are not, and the keys read
-// from cards are all strings.
-func scalar(s string) any {
-	n := len(s)
-	if n >= 2 && s[0] == '"' && s[n-1] == '"' {
-		if u, err := strconv.Unquote(s); err == nil {
-			return u
-		}
-		return s[1 : n-1]
-	}
-	if n >= 2 && s[0] == '\'' && s[n-1] == '\'' {
-		return strings.ReplaceAll(s[1:n-1], "''", "'")
-	}
-	switch strings.ToLower(s) {
-	case "", "~", "null", "true", "false", "yes", "on", "off":
-		return nil
-	}
-	if _, err := strconv.ParseFloat(s, 64); err == nil {
-		return nil
-	}
-	return s
+	return n.Value, n.Value != ""
 }

@@ -1,8 +1,10 @@
 package convert
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -148,7 +150,9 @@ func TestModelCard(t *testing.T) {
 }
 
 func TestNoModelCard(t *testing.T) {
-	for _, text := range []string{"", "# only text\n", "---\n---\n", "---\nbroken: [a, b\n"} {
+	for _, text := range []string{"", "# only text\n", "---\n---\n", "---\nbroken: [a, b\n", "---\n- a\n- b\n---\n",
+		"---\nlicense: \"" + strings.Repeat("x", maxCard) + "\"\n---\n", "---\na: " + strings.Repeat("[", 1_000_000),
+		"---\na: 1\nb: true\nc: ~\nd: {x: y}\ne: [1, {x: y}]\nf:\n---\n"} {
 		path := filepath.Join(t.TempDir(), "README.md")
 		if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
 			t.Fatal(err)
@@ -157,5 +161,25 @@ func TestNoModelCard(t *testing.T) {
 		if err != nil || len(card) != 0 {
 			t.Errorf("%q gives %v, %v", text, card, err)
 		}
+	}
+}
+
+// TestCardAliases: aliases are not followed, so that a short card does not become a long list.
+func TestCardAliases(t *testing.T) {
+	text := "---\nlicense: &a [x, y]\n"
+	for c := 'b'; c <= 'z'; c++ {
+		text += fmt.Sprintf("%c: &%c [%s]\n", c, c, strings.Repeat(fmt.Sprintf("*%c, ", c-1), 9))
+	}
+	path := filepath.Join(t.TempDir(), "README.md")
+	if err := os.WriteFile(path, []byte(text+"name: *a\ntags: [*a, z]\n---\nname: text\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	card, err := readCard(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]any{"license": []any{"x", "y"}, "tags": []any{"z"}}
+	if d := cmp.Diff(want, card); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
 	}
 }

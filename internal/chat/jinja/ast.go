@@ -21,7 +21,6 @@ type (
 		iter      node
 		cond      node // nil without a filter
 		body, els []node
-		recursive bool
 		line      int
 	}
 	setStmt struct {

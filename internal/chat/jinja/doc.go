@@ -10,9 +10,12 @@
 //
 // A template comes from a downloaded file and is not trusted. It can neither
 // reach the file system nor the network, it cannot change the values it was
-// given, and [Limits] bounds its work, its memory and its depth. What it uses
-// beyond the supported language is an [*Error] with the line and the construct,
-// at parse time wherever the construct is visible in the source.
+// given, and [Limits] bounds its work, its memory and its depth.
+//
+// What no published chat template uses is left out: filters such as batch and
+// groupby, padding of strings, most format specifiers, recursive loops. It is
+// an [*Error] with the line and the construct, when the template is parsed
+// wherever the source shows it outside a condition, else when it is reached.
 //
 // A [Template] is immutable after [Parse] and safe for concurrent use.
 package jinja

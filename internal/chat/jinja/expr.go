@@ -291,6 +291,9 @@ func (p *parser) subscript(e node, line int) node {
 
 func (p *parser) call(f node) node {
 	line := p.cur().line
+	if a, ok := f.(*attrExpr); ok && slices.Contains(unsupportedMethods, a.name) {
+		p.lacks(a.line, "method '"+a.name+"' is not supported")
+	}
 	return &callExpr{f, p.args(), line}
 }
 
@@ -345,8 +348,8 @@ func (p *parser) filter(e node) node {
 	line := p.cur().line
 	f := &filterExpr{e: e, name: p.dotted(), line: line}
 	f.fn = filters[f.name]
-	if f.fn == nil && p.soft == 0 {
-		p.missing = append(p.missing, &Error{Line: line, Msg: unknownFilter(f.name)})
+	if f.fn == nil {
+		p.lacks(line, unknownFilter(f.name))
 	}
 	if p.isOp("(") {
 		f.args = p.args()
@@ -359,8 +362,8 @@ func (p *parser) test(e node, line int) node {
 	n.neg = p.word("not")
 	n.name = p.dotted()
 	n.fn = tests[n.name]
-	if n.fn == nil && p.soft == 0 {
-		p.missing = append(p.missing, &Error{Line: line, Msg: "no test named '" + n.name + "'"})
+	if n.fn == nil {
+		p.lacks(line, unknownTest(n.name))
 	}
 	switch t := p.cur(); {
 	case p.isOp("("):

@@ -5,21 +5,21 @@ import (
 	"fmt"
 	"math"
 	"math/big"
+	"regexp"
 	"slices"
-	"sort"
 	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
 )
 
-type filterFunc func(r *run, v any, a *args) (any, error)
+type filterFunc func(r *run, v any, a *args) any
 
 var filters map[string]filterFunc
 
-// Filters Jinja has and this package has not; none is of use in a prompt.
-var unsupportedFilters = []string{"filesizeformat", "pprint", "random", "striptags", "urlencode", "urlize", "wordwrap",
-	"xmlattr"}
+// Filters that Jinja has and this package does not: chat templates do not use them.
+var unsupportedFilters = []string{"batch", "center", "filesizeformat", "forceescape", "groupby", "pprint", "random",
+	"slice", "striptags", "truncate", "urlencode", "urlize", "wordcount", "wordwrap", "xmlattr"}
 
 func unknownFilter(name string) string {
 	if slices.Contains(unsupportedFilters, name) {
@@ -28,226 +28,135 @@ func unknownFilter(name string) string {
 	return fmt.Sprintf("no filter named '%s'", name)
 }
 
-// strFilter is a filter without arguments on the text of any value.
-func strFilter(name string, f func(s string) string) filterFunc {
-	return func(r *run, v any, a *args) (any, error) {
-		if _, err := a.bind(name, 0); err != nil {
-			return nil, err
-		}
-		s, err := r.str(v)
-		if err != nil {
-			return nil, err
-		}
-		if err := r.charge(len(s)); err != nil {
-			return nil, err
-		}
-		return like(v, f(s)), nil
+// plainFilter is a filter without arguments.
+func plainFilter(name string, f func(r *run, v any) any) filterFunc {
+	return func(r *run, v any, a *args) any {
+		a.bind(name, 0)
+		return f(r, v)
 	}
 }
 
-func init() {
+// textFilter is a filter without arguments on the text of any value.
+func textFilter(name string, f func(s string) string) filterFunc {
+	return plainFilter(name, func(r *run, v any) any {
+		s := r.str(v)
+		r.charge(len(s))
+		return like(v, f(s))
+	})
+}
+
+func init() { // not a literal: filters such as map look others up
 	filters = map[string]filterFunc{
-		"abs":        absFilter,
+		"abs":        plainFilter("abs", func(r *run, v any) any { return absolute(v) }),
 		"attr":       attrFilter,
-		"batch":      batchFilter,
-		"capitalize": strFilter("capitalize", capitalize),
-		"center":     centerFilter,
-		"count":      lengthFilter,
-		"default":    defaultFilter,
+		"capitalize": textFilter("capitalize", capitalize),
+		"count":      plainFilter("count", func(r *run, v any) any { return lengthOf(v) }),
 		"d":          defaultFilter,
+		"default":    defaultFilter,
 		"dictsort":   dictsortFilter,
-		"e":          escapeFilter,
-		"escape":     escapeFilter,
-		"first":      firstFilter,
+		"e":          plainFilter("e", func(r *run, v any) any { return r.escapeHTML(v) }),
+		"escape":     plainFilter("escape", func(r *run, v any) any { return r.escapeHTML(v) }),
+		"first":      plainFilter("first", (*run).first),
 		"float":      floatFilter,
-		"forceescape": func(r *run, v any, a *args) (any, error) {
-			s, err := r.str(v)
-			if err != nil {
-				return nil, err
-			}
-			return r.escapeHTML(s)
-		},
 		"format":     formatFilter,
-		"groupby":    groupbyFilter,
 		"indent":     indentFilter,
 		"int":        intFilter,
-		"items":      itemsFilter,
+		"items":      plainFilter("items", (*run).itemPairs),
 		"join":       joinFilter,
-		"last":       lastFilter,
-		"length":     lengthFilter,
-		"list":       listFilter,
-		"lower":      strFilter("lower", strings.ToLower),
+		"last":       plainFilter("last", (*run).last),
+		"length":     plainFilter("length", func(r *run, v any) any { return lengthOf(v) }),
+		"list":       plainFilter("list", (*run).list),
+		"lower":      textFilter("lower", strings.ToLower),
 		"map":        mapFilter,
 		"max":        extremeFilter("max", 1),
 		"min":        extremeFilter("min", -1),
 		"reject":     selectFilter("reject", false, false),
 		"rejectattr": selectFilter("rejectattr", false, true),
 		"replace":    replaceFilter,
-		"reverse":    reverseFilter,
+		"reverse":    plainFilter("reverse", (*run).reversed),
 		"round":      roundFilter,
-		"safe": func(r *run, v any, a *args) (any, error) {
-			s, err := r.str(v)
-			return Markup(s), err
-		},
+		"safe":       plainFilter("safe", func(r *run, v any) any { return Markup(r.str(v)) }),
 		"select":     selectFilter("select", true, false),
 		"selectattr": selectFilter("selectattr", true, true),
-		"slice":      sliceFilter,
 		"sort":       sortFilter,
-		"string": func(r *run, v any, a *args) (any, error) {
-			if m, ok := v.(Markup); ok {
-				return m, nil
-			}
-			s, err := r.str(v)
-			return s, err
+		"string":     plainFilter("string", func(r *run, v any) any { return like(v, r.str(v)) }),
+		"sum":        sumFilter,
+		"title":      textFilter("title", titleWords),
+		"tojson":     tojsonFilter,
+		"trim": func(r *run, v any, a *args) any {
+			return like(v, strip(r.str(v), a.bind("trim", 0, "chars")[0], true, true))
 		},
-		"sum":       sumFilter,
-		"title":     strFilter("title", titleWords),
-		"tojson":    tojsonFilter,
-		"trim":      trimFilter,
-		"truncate":  truncateFilter,
-		"unique":    uniqueFilter,
-		"upper":     strFilter("upper", strings.ToUpper),
-		"wordcount": wordcountFilter,
+		"unique": uniqueFilter,
+		"upper":  textFilter("upper", strings.ToUpper),
 	}
 }
 
-func tojsonFilter(r *run, v any, a *args) (any, error) {
-	b, err := a.bind("tojson", 0, "ensure_ascii", "indent", "separators", "sort_keys")
-	if err != nil {
-		return nil, err
-	}
-	w := &jsonWriter{r: r, itemSep: ", ", keySep: ": "}
-	w.ascii = given(b[0]) && truth(b[0])
-	w.sortedKeys = given(b[3]) && truth(b[3])
-	if given(b[1]) && b[1] != nil {
+func tojsonFilter(r *run, v any, a *args) any {
+	b := a.bind("tojson", 0, "ensure_ascii", "indent", "separators", "sort_keys")
+	w := &jsonWriter{r: r, itemSep: ", ", keySep: ": ", ascii: flag(b[0]), sortedKeys: flag(b[3])}
+	if indent := either(b[1], nil); indent != nil {
 		w.pretty, w.itemSep = true, ","
-		if s, ok := text(b[1]); ok {
-			w.indent = s
-		} else if n, ok := toInt(b[1]); ok && n <= 1000 {
-			w.indent = strings.Repeat(" ", int(max(n, 0)))
-		} else {
-			return nil, errors.New("tojson: bad indent")
-		}
+		w.indent = indentText("tojson", indent)
 	}
-	if given(b[2]) && b[2] != nil {
-		seps, err := r.iterate(b[2])
-		if err != nil {
-			return nil, err
+	if separators := either(b[2], nil); separators != nil {
+		pair := r.iterate(separators)
+		if len(pair) != 2 {
+			panic(errorf("tojson: separators must be a pair of strings"))
 		}
-		if len(seps) != 2 {
-			return nil, errors.New("tojson: separators must be a pair of strings")
-		}
-		var ok1, ok2 bool
-		w.itemSep, ok1 = text(seps[0])
-		w.keySep, ok2 = text(seps[1])
-		if !ok1 || !ok2 {
-			return nil, errors.New("tojson: separators must be a pair of strings")
-		}
+		w.itemSep, w.keySep = needText("tojson: separator", pair[0]), needText("tojson: separator", pair[1])
 	}
-	if err := w.value(v, 0); err != nil {
-		return nil, err
-	}
-	return w.b.String(), nil
+	w.value(v, 0)
+	return w.b.String()
 }
 
-func lengthFilter(r *run, v any, a *args) (any, error) {
-	if _, err := a.bind("length", 0); err != nil {
-		return nil, err
+// indentText is an argument that is either text to indent with or a number of spaces.
+func indentText(filter string, v any) string {
+	if s, ok := text(v); ok {
+		return s
 	}
-	return lengthOf(v)
+	n := needInt(filter+": width", v)
+	if n > 1000 {
+		panic(limitError("%s: width %d is too large", filter, n))
+	}
+	return strings.Repeat(" ", int(max(n, 0)))
 }
 
-func defaultFilter(r *run, v any, a *args) (any, error) {
-	b, err := a.bind("default", 0, "default_value", "boolean")
-	if err != nil {
-		return nil, err
+func defaultFilter(r *run, v any, a *args) any {
+	b := a.bind("default", 0, "default_value", "boolean")
+	if isUndefined(v) || flag(b[1]) && !truth(v) {
+		return either(b[0], "")
 	}
-	_, und := v.(undefined)
-	if und || given(b[1]) && truth(b[1]) && !truth(v) {
-		if given(b[0]) {
-			return b[0], nil
-		}
-		return "", nil
-	}
-	return v, nil
+	return v
 }
 
-func escapeFilter(r *run, v any, a *args) (any, error) {
-	if _, err := a.bind("escape", 0); err != nil {
-		return nil, err
+func replaceFilter(r *run, v any, a *args) any {
+	b := a.bind("replace", 2, "old", "new", "count")
+	limit := int64(-1)
+	if n := either(b[2], nil); n != nil {
+		limit = needInt("replace: count", n)
 	}
-	return r.escapeHTML(v)
+	return r.replace(r.str(v), r.str(b[0]), r.str(b[1]), limit)
 }
 
-func trimFilter(r *run, v any, a *args) (any, error) {
-	b, err := a.bind("trim", 0, "chars")
-	if err != nil {
-		return nil, err
-	}
-	s, err := r.str(v)
-	if err != nil {
-		return nil, err
-	}
-	s, err = strip(s, b[0], true, true)
-	return like(v, s), err
-}
-
-func replaceFilter(r *run, v any, a *args) (any, error) {
-	b, err := a.bind("replace", 2, "old", "new", "count")
-	if err != nil {
-		return nil, err
-	}
-	limit := -1
-	if b[2] != nil {
-		if limit, err = limitArg("replace", b[2]); err != nil {
-			return nil, err
-		}
-	}
-	var s [3]string
-	for i, x := range []any{v, b[0], b[1]} {
-		if s[i], err = r.str(x); err != nil {
-			return nil, err
-		}
-	}
-	return r.replace(s[0], s[1], s[2], limit)
-}
-
-func joinFilter(r *run, v any, a *args) (any, error) {
-	b, err := a.bind("join", 0, "d", "attribute")
-	if err != nil {
-		return nil, err
-	}
-	items, err := r.iterate(v)
-	if err != nil {
-		return nil, err
-	}
-	sep := ""
-	if given(b[0]) {
-		if sep, err = r.str(b[0]); err != nil {
-			return nil, err
-		}
-	}
+func joinFilter(r *run, v any, a *args) any {
+	b := a.bind("join", 0, "d", "attribute")
+	items := r.iterate(v)
+	sep := r.str(either(b[0], ""))
 	parts := make([]string, len(items))
 	for i, e := range items {
-		if given(b[1]) && b[1] != nil {
-			if e, err = r.path(e, b[1], nil); err != nil {
-				return nil, err
-			}
-		}
-		if parts[i], err = r.str(e); err != nil {
-			return nil, err
-		}
+		parts[i] = r.str(r.path(e, either(b[1], nil), nil))
 	}
 	return r.join(parts, sep)
 }
 
-// path follows a dotted attribute as Jinja's attribute arguments do. A default
-// replaces an undefined step unless it is nil.
-func (r *run) path(v, attr, def any) (any, error) {
-	parts := []any{attr}
-	if err := r.touch(attr); err != nil {
-		return nil, err
+// path follows a dotted attribute as Jinja's attribute arguments do; none is
+// the value itself. A default replaces an undefined step unless it is nil.
+func (r *run) path(v, attr, def any) any {
+	if attr == nil {
+		return v
 	}
+	r.touch(attr)
+	parts := []any{attr}
 	if s, ok := text(attr); ok {
 		parts = nil
 		for p := range strings.SplitSeq(s, ".") {
@@ -259,229 +168,153 @@ func (r *run) path(v, attr, def any) (any, error) {
 		}
 	}
 	for _, p := range parts {
-		var err error
-		if v, err = r.item(v, p); err != nil {
-			return nil, err
-		}
-		if _, und := v.(undefined); und && def != nil {
+		if v = r.item(v, p); isUndefined(v) && def != nil {
 			v = def
 		}
 	}
-	return v, nil
+	return v
 }
 
-func itemsFilter(r *run, v any, a *args) (any, error) {
-	if _, err := a.bind("items", 0); err != nil {
-		return nil, err
-	}
-	return r.lazy("do_items", v, func(v any) ([]any, error) {
+func (r *run) itemPairs(v any) any {
+	return r.lazy("do_items", func() []any {
 		switch d := v.(type) {
 		case undefined:
-			return nil, nil
+			return nil
 		case *Dict:
 			return r.pairs(d)
 		}
-		return nil, errors.New("Can only get item pairs from a mapping.")
-	}, nil), nil
+		panic(errorf("Can only get item pairs from a mapping."))
+	}, nil)
 }
 
-// lazy makes a generator over the items of v. Each item goes through step,
-// which may drop it; errors come up when the generator is used.
-func (r *run) lazy(name string, v any, items func(v any) ([]any, error),
-	step func(e any) (any, bool, error)) *generator {
-	var src []any
+// lazy returns a generator over items, which are asked for at its first use.
+// Each goes through step, which may drop it.
+func (r *run) lazy(name string, items func() []any, step func(e any) (any, bool)) *generator {
+	var rest []any
 	started := false
-	return &generator{name: name, next: func() (any, bool, error) {
+	return &generator{name: name, next: func() (any, bool) {
 		if !started {
 			started = true
-			var err error
-			if src, err = items(v); err != nil {
-				return nil, false, err
-			}
+			rest = items()
 		}
-		for len(src) > 0 {
-			e := src[0]
-			src = src[1:]
-			if err := r.step(); err != nil {
-				return nil, false, err
-			}
+		for len(rest) > 0 {
+			e := rest[0]
+			rest = rest[1:]
+			r.spend(1)
 			if step == nil {
-				return e, true, nil
+				return e, true
 			}
-			x, keep, err := step(e)
-			if err != nil {
-				return nil, false, err
-			}
-			if keep {
-				return x, true, nil
+			if x, keep := step(e); keep {
+				return x, true
 			}
 		}
-		return nil, false, nil
+		return nil, false
 	}}
 }
 
-// nonEmpty is the iteration of map and select: a false value is empty, whatever it is.
-func (r *run) nonEmpty(v any) ([]any, error) {
-	if !truth(v) {
-		return nil, nil
-	}
-	return r.iterate(v)
-}
-
-func mapFilter(r *run, v any, a *args) (any, error) {
-	fail := func(err error) (any, error) {
-		return r.lazy("sync_do_map", v, func(v any) ([]any, error) {
-			if !truth(v) { // Python looks at its arguments only when there is work
-				return nil, nil
+func mapFilter(r *run, v any, a *args) any {
+	var apply func(e any) any
+	prepare := func() { // Python looks at the arguments only when there is work
+		if len(a.pos) == 0 {
+			attr, ok := a.take("attribute")
+			if !ok {
+				panic(errorf("map requires a filter argument"))
 			}
-			return nil, err
-		}, nil), nil
-	}
-	if len(a.pos) == 0 {
-		attr, ok := a.take("attribute")
-		if !ok {
-			return fail(errors.New("map requires a filter argument"))
+			def, _ := a.take("default")
+			if len(a.kw) > 0 {
+				panic(errorf("map got an unexpected keyword argument '%s'", a.kw[0].name))
+			}
+			apply = func(e any) any { return r.path(e, attr, def) }
+			return
 		}
-		def, _ := a.take("default")
-		if len(a.kw) > 0 {
-			return fail(fmt.Errorf("map got an unexpected keyword argument '%s'", a.kw[0].name))
+		name := needText("map: filter", a.pos[0])
+		fn := filters[name]
+		if fn == nil {
+			panic(errorf("%s", unknownFilter(name)))
 		}
-		return r.lazy("sync_do_map", v, r.nonEmpty, func(e any) (any, bool, error) {
-			x, err := r.path(e, attr, def)
-			return x, true, err
-		}), nil
+		apply = func(e any) any { return r.filter(fn, e, &args{pos: a.pos[1:], kw: slices.Clone(a.kw)}) }
 	}
-	name, ok := text(a.pos[0])
-	if !ok {
-		return fail(errors.New("map requires a filter name"))
-	}
-	fn := filters[name]
-	if fn == nil {
-		return fail(errors.New(unknownFilter(name)))
-	}
-	return r.lazy("sync_do_map", v, r.nonEmpty, func(e any) (any, bool, error) {
-		x, err := r.filter(fn, e, &args{pos: a.pos[1:], kw: slices.Clone(a.kw)})
-		return x, true, err
-	}), nil
+	return r.lazy("sync_do_map", func() []any {
+		if !truth(v) {
+			return nil
+		}
+		prepare()
+		return r.iterate(v)
+	}, func(e any) (any, bool) { return apply(e), true })
 }
 
 func selectFilter(name string, want, byAttr bool) filterFunc {
-	return func(r *run, v any, a *args) (any, error) {
+	return func(r *run, v any, a *args) any {
 		pos := a.pos
 		var attr any
 		if byAttr {
 			if len(pos) == 0 {
-				return nil, fmt.Errorf("%s: missing parameter for attribute name", name)
+				panic(errorf("%s: missing parameter for attribute name", name))
 			}
 			attr, pos = pos[0], pos[1:]
 		}
-		test := testFunc(func(_ *run, v any, _ *args) (bool, error) { return truth(v), nil })
+		test := testFunc(func(_ *run, v any, _ *args) bool { return truth(v) })
 		if len(pos) > 0 {
-			tn, _ := text(pos[0])
-			if test = tests[tn]; test == nil {
-				return nil, fmt.Errorf("no test named '%s'", clip(tn))
+			testName, _ := text(pos[0])
+			if test = tests[testName]; test == nil {
+				panic(errorf("%s", unknownTest(clip(testName))))
 			}
 			pos = pos[1:]
 		}
-		return r.lazy("select_or_reject", v, r.nonEmpty, func(e any) (any, bool, error) {
-			x := e
-			if byAttr {
-				var err error
-				if x, err = r.path(e, attr, nil); err != nil {
-					return nil, false, err
-				}
+		return r.lazy("select_or_reject", func() []any {
+			if !truth(v) { // empty, whatever it is
+				return nil
 			}
-			ok, err := r.test(test, x, &args{pos: pos, kw: slices.Clone(a.kw)})
-			return e, ok == want, err
-		}), nil
+			return r.iterate(v)
+		}, func(e any) (any, bool) {
+			x := r.path(e, attr, nil)
+			return e, r.test(test, x, &args{pos: pos, kw: slices.Clone(a.kw)}) == want
+		})
 	}
 }
 
-func listFilter(r *run, v any, a *args) (any, error) {
-	if _, err := a.bind("list", 0); err != nil {
-		return nil, err
-	}
-	items, err := r.iterate(v)
-	if err != nil {
-		return nil, err
-	}
-	if err := r.charge(16 * len(items)); err != nil {
-		return nil, err
-	}
-	return &List{Items: slices.Clone(items)}, nil
+func (r *run) list(v any) any {
+	items := r.iterate(v)
+	r.charge(16 * len(items))
+	return &List{Items: slices.Clone(items)}
 }
 
-func firstFilter(r *run, v any, a *args) (any, error) {
-	if _, err := a.bind("first", 0); err != nil {
-		return nil, err
-	}
+func (r *run) first(v any) any {
 	if g, ok := v.(*generator); ok {
-		e, ok, err := g.next()
-		if ok || err != nil {
-			return e, err
+		if e, ok := g.next(); ok {
+			return e
 		}
-		return undefined{"No first item, sequence was empty."}, nil
+		return undefined{"No first item, sequence was empty."}
 	}
 	if s, ok := text(v); ok && s != "" {
 		_, n := utf8.DecodeRuneInString(s)
-		return s[:n], nil
+		return s[:n]
 	}
-	items, err := r.iterate(v)
-	if err != nil {
-		return nil, err
-	}
+	items := r.iterate(v)
 	if len(items) == 0 {
-		return undefined{"No first item, sequence was empty."}, nil
+		return undefined{"No first item, sequence was empty."}
 	}
-	return items[0], nil
+	return items[0]
 }
 
-// reversible returns the items of a value that Python's reversed accepts.
-func (r *run) reversible(v any) ([]any, error) {
-	switch v.(type) {
-	case string, Markup, *List, *Dict, *view, rangeValue:
-		return r.iterate(v)
-	case undefined:
-		return nil, nil
-	}
-	return nil, fmt.Errorf("'%s' object is not reversible", typeName(v))
-}
-
-func lastFilter(r *run, v any, a *args) (any, error) {
-	if _, err := a.bind("last", 0); err != nil {
-		return nil, err
-	}
+func (r *run) last(v any) any {
 	if s, ok := text(v); ok && s != "" {
 		_, n := utf8.DecodeLastRuneInString(s)
-		return s[len(s)-n:], nil
+		return s[len(s)-n:]
 	}
-	items, err := r.reversible(v)
-	if err != nil {
-		return nil, err
+	if _, ok := v.(*generator); ok {
+		panic(errorf("'generator' object is not reversible"))
 	}
+	items := r.iterate(v)
 	if len(items) == 0 {
-		return undefined{"No last item, sequence was empty."}, nil
+		return undefined{"No last item, sequence was empty."}
 	}
-	return items[len(items)-1], nil
+	return items[len(items)-1]
 }
 
-func reverseFilter(r *run, v any, a *args) (any, error) {
-	if _, err := a.bind("reverse", 0); err != nil {
-		return nil, err
-	}
-	var items []any
-	var err error
-	if g, ok := v.(*generator); ok {
-		items, err = r.iterate(g)
-	} else {
-		items, err = r.reversible(v)
-	}
-	if err != nil {
-		return nil, errors.New("argument must be iterable")
-	}
-	if err := r.charge(16 * len(items)); err != nil {
-		return nil, err
-	}
+func (r *run) reversed(v any) any {
+	items := r.iterate(v)
+	r.charge(16 * len(items))
 	items = slices.Clone(items)
 	slices.Reverse(items)
 	if _, ok := text(v); ok {
@@ -489,418 +322,181 @@ func reverseFilter(r *run, v any, a *args) (any, error) {
 		for _, c := range items {
 			b.WriteString(c.(string))
 		}
-		return like(v, b.String()), nil
+		return like(v, b.String())
 	}
-	return r.lazy("reversed", nil, func(any) ([]any, error) { return items, nil }, nil), nil
+	return r.lazy("reversed", func() []any { return items }, nil)
 }
 
-// foldCase is Jinja's ignore_case.
-func (r *run) foldCase(v any) (any, error) {
-	s, ok := text(v)
-	if !ok {
-		return v, nil
+// sortKey returns what sort, unique, min and max compare items by: an
+// attribute of theirs, if one is named, without case unless it matters.
+func (r *run) sortKey(attribute any, caseSensitive bool) func(e any) any {
+	return func(e any) any {
+		k := r.path(e, attribute, nil)
+		r.touch(k)
+		if s, ok := text(k); ok && !caseSensitive {
+			r.charge(len(s))
+			return strings.ToLower(s)
+		}
+		return k
 	}
-	if err := r.touch(v); err != nil {
-		return nil, err
-	}
-	if err := r.charge(len(s)); err != nil {
-		return nil, err
-	}
-	return strings.ToLower(s), nil
 }
 
 // sortBy orders items by their keys, stably.
-func (r *run) sortBy(items, keys []any, reverse bool) ([]any, error) {
-	if err := r.charge(40 * len(items)); err != nil {
-		return nil, err
+func (r *run) sortBy(items []any, key func(e any) any, reverse bool) *List {
+	r.charge(56 * len(items))
+	type keyed struct{ item, key any }
+	all := make([]keyed, len(items))
+	for i, e := range items {
+		all[i] = keyed{e, key(e)}
 	}
-	order := make([]int, len(items))
-	for i := range order {
-		order[i] = i
-	}
-	var failed error
-	sort.SliceStable(order, func(i, j int) bool {
-		if failed != nil {
-			return false
-		}
-		x, y := keys[order[i]], keys[order[j]]
+	slices.SortStableFunc(all, func(x, y keyed) int {
 		if reverse {
 			x, y = y, x
 		}
-		c, err := r.order("<", x, y, 0)
-		if err != nil {
-			failed = err
-		}
-		return c < 0
+		return r.order("<", x.key, y.key, 0)
 	})
-	if failed != nil {
-		return nil, failed
+	out := &List{Items: make([]any, len(items))}
+	for i := range all {
+		out.Items[i] = all[i].item
 	}
-	out := make([]any, len(items))
-	for i, k := range order {
-		out[i] = items[k]
-	}
-	return out, nil
+	return out
 }
 
-func dictsortFilter(r *run, v any, a *args) (any, error) {
-	b, err := a.bind("dictsort", 0, "case_sensitive", "by", "reverse")
-	if err != nil {
-		return nil, err
+func dictsortFilter(r *run, v any, a *args) any {
+	b := a.bind("dictsort", 0, "case_sensitive", "by", "reverse")
+	by, ok := map[any]int64{"key": 0, "value": 1}[either(b[1], "key")]
+	if !ok {
+		panic(errorf(`dictsort: you can only sort by either "key" or "value"`))
 	}
-	pos := 0
-	if given(b[1]) {
-		switch by, _ := text(b[1]); by {
-		case "key":
-		case "value":
-			pos = 1
-		default:
-			return nil, errors.New(`dictsort: you can only sort by either "key" or "value"`)
-		}
-	}
+	mustDefined(v)
 	d, ok := v.(*Dict)
 	if !ok {
-		if u, ok := v.(undefined); ok {
-			return nil, u.err()
-		}
-		return nil, fmt.Errorf("'%s' object has no attribute 'items'", typeName(v))
+		panic(errorf("'%s' object has no attribute 'items'", typeName(v)))
 	}
-	items, err := r.pairs(d)
-	if err != nil {
-		return nil, err
-	}
-	keys := make([]any, len(items))
-	for i, e := range items {
-		keys[i] = e.(*List).Items[pos]
-		if !given(b[0]) || !truth(b[0]) {
-			if keys[i], err = r.foldCase(keys[i]); err != nil {
-				return nil, err
-			}
-		}
-	}
-	items, err = r.sortBy(items, keys, given(b[2]) && truth(b[2]))
-	return &List{Items: items}, err
+	return r.sortBy(r.pairs(d), r.sortKey(by, flag(b[0])), flag(b[2]))
 }
 
-func sortFilter(r *run, v any, a *args) (any, error) {
-	b, err := a.bind("sort", 0, "reverse", "case_sensitive", "attribute")
-	if err != nil {
-		return nil, err
-	}
-	items, err := r.iterate(v)
-	if err != nil {
-		return nil, err
-	}
-	fold := !given(b[1]) || !truth(b[1])
-	keys := make([]any, len(items))
-	for i, e := range items {
-		if err := r.touch(b[2]); err != nil {
-			return nil, err
+func sortFilter(r *run, v any, a *args) any {
+	b := a.bind("sort", 0, "reverse", "case_sensitive", "attribute")
+	attributes := []any{either(b[2], nil)}
+	if s, ok := text(attributes[0]); ok {
+		r.touch(s)
+		attributes = nil
+		for name := range strings.SplitSeq(s, ",") {
+			attributes = append(attributes, name)
 		}
+	}
+	return r.sortBy(r.iterate(v), func(e any) any {
 		k := &List{}
-		attrs := []any{nil}
-		if given(b[2]) && b[2] != nil {
-			attrs = []any{b[2]}
-			if s, ok := text(b[2]); ok {
-				attrs = nil
-				for p := range strings.SplitSeq(s, ",") {
-					attrs = append(attrs, p)
-				}
-			}
+		for _, attribute := range attributes {
+			k.Items = append(k.Items, r.sortKey(attribute, flag(b[1]))(e))
 		}
-		for _, at := range attrs {
-			x := e
-			if at != nil {
-				if x, err = r.path(e, at, nil); err != nil {
-					return nil, err
-				}
-			}
-			if fold {
-				if x, err = r.foldCase(x); err != nil {
-					return nil, err
-				}
-			}
-			k.Items = append(k.Items, x)
-		}
-		keys[i] = k
-	}
-	items, err = r.sortBy(items, keys, given(b[0]) && truth(b[0]))
-	return &List{Items: items}, err
+		return k
+	}, flag(b[0]))
 }
 
-// keyed reads the case_sensitive and attribute arguments that unique, min and
-// max share and returns the key function.
-func (r *run) keyed(fn string, a *args) (func(e any) (any, error), error) {
-	b, err := a.bind(fn, 0, "case_sensitive", "attribute")
-	if err != nil {
-		return nil, err
-	}
-	return func(e any) (any, error) {
-		if given(b[1]) && b[1] != nil {
-			var err error
-			if e, err = r.path(e, b[1], nil); err != nil {
-				return nil, err
-			}
-		}
-		if !given(b[0]) || !truth(b[0]) {
-			return r.foldCase(e)
-		}
-		return e, r.touch(e)
-	}, nil
-}
-
-func uniqueFilter(r *run, v any, a *args) (any, error) {
-	key, err := r.keyed("unique", a)
-	if err != nil {
-		return nil, err
-	}
+func uniqueFilter(r *run, v any, a *args) any {
+	b := a.bind("unique", 0, "case_sensitive", "attribute")
+	key := r.sortKey(either(b[1], nil), flag(b[0]))
 	seen := map[any]bool{}
-	return r.lazy("sync_do_unique", v, r.iterate, func(e any) (any, bool, error) {
-		k, err := key(e)
-		if err != nil {
-			return nil, false, err
-		}
-		h, err := hashKey(k)
-		if err != nil {
-			return nil, false, err
-		}
+	return r.lazy("sync_do_unique", func() []any { return r.iterate(v) }, func(e any) (any, bool) {
+		h := hashKey(key(e))
 		if seen[h] {
-			return nil, false, nil
+			return nil, false
 		}
 		seen[h] = true
-		return e, true, r.charge(64)
-	}), nil
+		r.charge(64)
+		return e, true
+	})
 }
 
 func extremeFilter(name string, want int) filterFunc {
-	return func(r *run, v any, a *args) (any, error) {
-		key, err := r.keyed(name, a)
-		if err != nil {
-			return nil, err
-		}
-		items, err := r.iterate(v)
-		if err != nil {
-			return nil, err
-		}
+	return func(r *run, v any, a *args) any {
+		b := a.bind(name, 0, "case_sensitive", "attribute")
+		key := r.sortKey(either(b[1], nil), flag(b[0]))
+		items := r.iterate(v)
 		if len(items) == 0 {
-			return undefined{"No aggregated item, sequence was empty."}, nil
+			return undefined{"No aggregated item, sequence was empty."}
 		}
-		best := items[0]
-		bestKey, err := key(best)
-		if err != nil {
-			return nil, err
-		}
+		best, bestKey := items[0], key(items[0])
 		for _, e := range items[1:] {
-			k, err := key(e)
-			if err != nil {
-				return nil, err
-			}
-			c, err := r.order("<", k, bestKey, 0)
-			if err != nil {
-				return nil, err
-			}
-			if c == want {
+			if k := key(e); r.order("<", k, bestKey, 0) == want {
 				best, bestKey = e, k
 			}
 		}
-		return best, nil
+		return best
 	}
 }
 
-func groupbyFilter(r *run, v any, a *args) (any, error) {
-	b, err := a.bind("groupby", 1, "attribute", "default", "case_sensitive")
-	if err != nil {
-		return nil, err
-	}
-	var def any
-	if given(b[1]) {
-		def = b[1]
-	}
-	fold := !given(b[2]) || !truth(b[2])
-	items, err := r.iterate(v)
-	if err != nil {
-		return nil, err
-	}
-	key := func(e any) (any, error) {
-		k, err := r.path(e, b[0], def)
-		if err == nil && fold {
-			k, err = r.foldCase(k)
-		}
-		return k, err
-	}
-	keys := make([]any, len(items))
-	for i, e := range items {
-		if keys[i], err = key(e); err != nil {
-			return nil, err
-		}
-	}
-	if items, err = r.sortBy(items, keys, false); err != nil {
-		return nil, err
-	}
-	out := &List{}
-	var group *List
-	var last any
-	for _, e := range items {
-		k, err := key(e)
-		if err != nil {
-			return nil, err
-		}
-		if group != nil {
-			eq, err := r.equal(k, last, 0)
-			if err != nil {
-				return nil, err
-			}
-			if eq {
-				group.Items = append(group.Items, e)
-				continue
-			}
-		}
-		last = k
-		// The group is named after its first item, in that item's case.
-		name, err := r.path(e, b[0], def)
-		if err != nil {
-			return nil, err
-		}
-		group = &List{Items: []any{e}}
-		out.Items = append(out.Items, &List{Items: []any{name, group}, tuple: true, group: true})
-	}
-	return out, nil
-}
-
-func sumFilter(r *run, v any, a *args) (any, error) {
-	b, err := a.bind("sum", 0, "attribute", "start")
-	if err != nil {
-		return nil, err
-	}
-	items, err := r.iterate(v)
-	if err != nil {
-		return nil, err
-	}
-	var total any = int64(0)
-	if given(b[1]) {
-		total = b[1]
-	}
+func sumFilter(r *run, v any, a *args) any {
+	b := a.bind("sum", 0, "attribute", "start")
+	total := either(b[1], int64(0))
 	if _, ok := text(total); ok {
-		return nil, errors.New("sum() can't sum strings")
+		panic(errorf("sum() can't sum strings"))
 	}
-	for _, e := range items {
-		if given(b[0]) && b[0] != nil {
-			if e, err = r.path(e, b[0], nil); err != nil {
-				return nil, err
-			}
-		}
-		if total, err = r.binary("+", total, e); err != nil {
-			return nil, err
-		}
+	for _, e := range r.iterate(v) {
+		total = r.binary("+", total, r.path(e, either(b[0], nil), nil))
 	}
-	return total, nil
+	return total
 }
 
-func absFilter(r *run, v any, a *args) (any, error) {
-	if _, err := a.bind("abs", 0); err != nil {
-		return nil, err
-	}
-	if f, ok := v.(float64); ok {
-		return math.Abs(f), nil
-	}
-	if i, ok := toBig(v); ok {
-		return normalize(new(big.Int).Abs(i)), nil
-	}
-	return nil, fmt.Errorf("bad operand type for abs(): '%s'", typeName(v))
-}
-
-func attrFilter(r *run, v any, a *args) (any, error) {
-	b, err := a.bind("attr", 1, "name")
-	if err != nil {
-		return nil, err
-	}
-	if u, ok := v.(undefined); ok {
-		return nil, u.err()
-	}
-	name, ok := text(b[0])
+func absolute(v any) any {
+	f, ok := toFloat(v)
 	if !ok {
-		return undefinedItem(v, b[0]), nil
+		panic(errorf("bad operand type for abs(): '%s'", typeName(v)))
 	}
+	return unary(math.Signbit(f), v)
+}
+
+func attrFilter(r *run, v any, a *args) any {
+	b := a.bind("attr", 1, "name")
+	mustDefined(v)
 	// Unlike a dot, the filter never looks at keys.
-	if x, ok, err := r.attribute(v, name); ok || err != nil {
-		return x, err
+	if name, ok := text(b[0]); ok {
+		if x, ok := r.attribute(v, name); ok {
+			return x
+		}
 	}
-	return undefinedItem(v, name), nil
+	return undefinedItem(v, b[0])
 }
 
-func intFilter(r *run, v any, a *args) (any, error) {
-	b, err := a.bind("int", 0, "default", "base")
-	if err != nil {
-		return nil, err
-	}
-	var def any = int64(0)
-	if given(b[0]) {
-		def = b[0]
-	}
-	if u, ok := v.(undefined); ok {
-		return nil, u.err()
-	}
-	if s, ok := text(v); ok {
-		base := int64(10)
-		if given(b[1]) {
-			if base, ok = toInt(b[1]); !ok {
-				return def, nil
-			}
-		}
-		if i, ok := parseInt(s, int(base)); ok {
-			return i, nil
-		}
-		f, ok := parseFloat(s)
-		if !ok || math.IsNaN(f) || math.IsInf(f, 0) {
-			return def, nil
-		}
-		return truncFloat(f), nil
-	}
-	if i, ok := toBig(v); ok {
-		return normalize(i), nil
-	}
-	if f, ok := v.(float64); ok {
-		if math.IsNaN(f) || math.IsInf(f, 0) {
-			return def, nil
-		}
-		return truncFloat(f), nil
-	}
-	return def, nil
-}
+// integerText is what Python's int() reads.
+var integerText = regexp.MustCompile(`^[+-]?[0-9]+(_[0-9]+)*$`)
 
-func truncFloat(f float64) any {
-	i, _ := big.NewFloat(math.Trunc(f)).Int(nil)
-	return normalize(i)
-}
-
-// parseInt is Python's int(s, base) for the text forms templates meet.
-func parseInt(s string, base int) (any, bool) {
+func intFilter(r *run, v any, a *args) any {
+	b := a.bind("int", 0, "default", "base")
+	mustDefined(v)
+	if given(b[1]) {
+		panic(errorf("int: argument 'base' is not supported"))
+	}
+	if i, ok := toInt(v); ok {
+		return i
+	}
+	s, isText := text(v)
 	s = strings.TrimFunc(s, isSpace)
-	if len(s) > 400 || base < 0 || base == 1 || base > 36 {
-		return nil, false
+	if len(s) <= 400 && integerText.MatchString(s) {
+		return number(strings.ReplaceAll(s, "_", ""))
 	}
-	neg := strings.HasPrefix(s, "-")
-	s = strings.TrimPrefix(strings.TrimPrefix(s, "-"), "+")
-	if len(s) > 2 && s[0] == '0' {
-		p := map[byte]int{'x': 16, 'X': 16, 'o': 8, 'O': 8, 'b': 2, 'B': 2}[s[1]]
-		if p > 0 && (p == base || base == 0) {
-			s, base = s[2:], p
-		}
+	f, ok := v.(float64)
+	if isText {
+		f, ok = parseFloat(s)
 	}
-	if base == 0 {
-		base = 10
+	if i, isBig := v.(*big.Int); isBig {
+		return i
 	}
-	if s == "" || s[0] == '_' || s[0] == '-' || s[0] == '+' || strings.HasSuffix(s, "_") || strings.Contains(s, "__") {
-		return nil, false
+	if !ok || math.IsNaN(f) || math.IsInf(f, 0) {
+		return either(b[0], int64(0))
 	}
-	i, ok := new(big.Int).SetString(strings.ReplaceAll(s, "_", ""), base)
-	if !ok {
-		return nil, false
+	return truncate(f)
+}
+
+// truncate is Python's int(f) of a finite number.
+func truncate(f float64) any {
+	i, _ := big.NewFloat(f).Int(nil)
+	if i.IsInt64() {
+		return i.Int64()
 	}
-	if neg {
-		i.Neg(i)
-	}
-	return normalize(i), true
+	return i
 }
 
 func parseFloat(s string) (float64, bool) {
@@ -909,274 +505,73 @@ func parseFloat(s string) (float64, bool) {
 		return 0, false
 	}
 	f, err := strconv.ParseFloat(s, 64)
-	if errors.Is(err, strconv.ErrRange) {
-		err = nil
-	}
-	return f, err == nil
+	return f, err == nil || errors.Is(err, strconv.ErrRange)
 }
 
-func floatFilter(r *run, v any, a *args) (any, error) {
-	b, err := a.bind("float", 0, "default")
-	if err != nil {
-		return nil, err
-	}
-	if u, ok := v.(undefined); ok {
-		return nil, u.err()
-	}
+func floatFilter(r *run, v any, a *args) any {
+	b := a.bind("float", 0, "default")
+	mustDefined(v)
 	if f, ok := toFloat(v); ok {
-		return f, nil
+		return f
 	}
 	if s, ok := text(v); ok {
 		if f, ok := parseFloat(s); ok {
-			return f, nil
+			return f
 		}
 	}
-	if given(b[0]) {
-		return b[0], nil
-	}
-	return 0.0, nil
+	return either(b[0], 0.0)
 }
 
-func roundFilter(r *run, v any, a *args) (any, error) {
-	b, err := a.bind("round", 0, "precision", "method")
-	if err != nil {
-		return nil, err
-	}
-	prec := int64(0)
-	if given(b[0]) {
-		var ok bool
-		if prec, ok = toInt(b[0]); !ok || prec < -300 || prec > 300 {
-			return nil, errors.New("round: bad precision")
-		}
-	}
-	how := "common"
-	if given(b[1]) {
-		how, _ = text(b[1])
-	}
+func roundFilter(r *run, v any, a *args) any {
+	b := a.bind("round", 0, "precision", "method")
+	precision := needInt("round: precision", either(b[0], int64(0)))
 	f, ok := toFloat(v)
 	if !ok {
-		return nil, fmt.Errorf("type %s doesn't define __round__ method", typeName(v))
+		panic(errorf("type %s doesn't define __round__ method", typeName(v)))
 	}
-	scale := math.Pow(10, float64(prec))
-	switch how {
+	if precision < 0 || precision > 300 {
+		panic(errorf("round: precision %d is not supported", precision))
+	}
+	scale := math.Pow(10, float64(precision))
+	switch either(b[1], "common") {
 	case "common":
-		if i, isInt := toBig(v); isInt && prec >= 0 {
-			return normalize(i), nil
+		if _, isFloat := v.(float64); !isFloat {
+			return arithmetic("+", int64(0), v)
 		}
-		if prec >= 0 {
-			// Formatting rounds half to even on the exact value, as Python does.
-			f, _ = strconv.ParseFloat(strconv.FormatFloat(f, 'f', int(prec), 64), 64)
-			return f, nil
-		}
-		f = math.RoundToEven(f*scale) / scale
-		if _, isInt := toBig(v); isInt {
-			return truncFloat(f), nil
-		}
-		return f, nil
+		// Formatting rounds half to even on the exact value, as Python does.
+		f, _ = strconv.ParseFloat(strconv.FormatFloat(f, 'f', int(precision), 64), 64)
+		return f
 	case "ceil":
-		return math.Ceil(f*scale) / scale, nil
+		return math.Ceil(f*scale) / scale
 	case "floor":
-		return math.Floor(f*scale) / scale, nil
+		return math.Floor(f*scale) / scale
 	}
-	return nil, errors.New("round: method must be common, ceil or floor")
+	panic(errorf("round: method must be common, ceil or floor"))
 }
 
-func indentFilter(r *run, v any, a *args) (any, error) {
-	b, err := a.bind("indent", 0, "width", "first", "blank")
-	if err != nil {
-		return nil, err
-	}
-	pad := "    "
-	if given(b[0]) {
-		if s, ok := text(b[0]); ok {
-			pad = s
-		} else if n, ok := toInt(b[0]); ok && n <= 10000 {
-			pad = strings.Repeat(" ", int(max(n, 0)))
-		} else {
-			return nil, errors.New("indent: bad width")
-		}
-	}
-	s, ok := text(v)
-	if !ok {
-		if u, ok := v.(undefined); ok {
-			return nil, u.err()
-		}
-		return nil, fmt.Errorf("indent: needs a string, not %s", typeName(v))
-	}
-	blank := given(b[2]) && truth(b[2])
+func indentFilter(r *run, v any, a *args) any {
+	b := a.bind("indent", 0, "width", "first", "blank")
+	pad := indentText("indent", either(b[0], int64(4)))
+	s := needText("indent: value", v)
 	lines := splitLines(s+"\n", false)
-	if err := r.charge(2*len(s) + len(lines)*(len(pad)+17)); err != nil {
-		return nil, err
-	}
+	r.charge(2*len(s) + len(lines)*(len(pad)+17))
 	for i := range lines {
-		if i > 0 && (blank || lines[i] != "") {
+		if i > 0 && (flag(b[2]) || lines[i] != "") {
 			lines[i] = pad + lines[i]
 		}
 	}
 	out := strings.Join(lines, "\n")
-	if given(b[1]) && truth(b[1]) {
+	if flag(b[1]) {
 		out = pad + out
 	}
-	return like(v, out), nil
+	return like(v, out)
 }
 
-func centerFilter(r *run, v any, a *args) (any, error) {
-	b, err := a.bind("center", 0, "width")
-	if err != nil {
-		return nil, err
-	}
-	width := int64(80)
-	if given(b[0]) {
-		var ok bool
-		if width, ok = toInt(b[0]); !ok {
-			return nil, errors.New("center: bad width")
-		}
-	}
-	s, err := r.str(v)
-	if err != nil {
-		return nil, err
-	}
-	s, err = r.pad(s, width, " ", "center")
-	return like(v, s), err
-}
-
-func formatFilter(r *run, v any, a *args) (any, error) {
-	if len(a.pos) > 0 && len(a.kw) > 0 {
-		return nil, errors.New("format: can't handle positional and keyword arguments at the same time")
-	}
-	s, err := r.str(v)
-	if err != nil {
-		return nil, err
-	}
+func formatFilter(r *run, v any, a *args) any {
 	if len(a.kw) > 0 {
-		d := NewDict()
-		for _, k := range a.kw {
-			d.Set(k.name, k.v)
-		}
-		return r.percent(like(v, s), d)
+		panic(errorf("format: keyword arguments are not supported"))
 	}
-	return r.percent(like(v, s), &List{Items: a.pos, tuple: true})
-}
-
-func batchFilter(r *run, v any, a *args) (any, error) {
-	b, err := a.bind("batch", 1, "linecount", "fill_with")
-	if err != nil {
-		return nil, err
-	}
-	n, ok := toInt(b[0])
-	if !ok || n < 1 || n > 1<<20 {
-		return nil, errors.New("batch: bad count")
-	}
-	return r.lazy("do_batch", v, func(v any) ([]any, error) {
-		items, err := r.iterate(v)
-		if err != nil {
-			return nil, err
-		}
-		if err := r.charge(16 * (len(items) + int(n))); err != nil {
-			return nil, err
-		}
-		var out []any
-		for chunk := range slices.Chunk(items, int(n)) {
-			row := slices.Clone(chunk)
-			if given(b[1]) && b[1] != nil {
-				for len(row) < int(n) {
-					row = append(row, b[1])
-				}
-			}
-			out = append(out, &List{Items: row})
-		}
-		return out, nil
-	}, nil), nil
-}
-
-func sliceFilter(r *run, v any, a *args) (any, error) {
-	b, err := a.bind("slice", 1, "slices", "fill_with")
-	if err != nil {
-		return nil, err
-	}
-	n, ok := toInt(b[0])
-	if !ok || n < 1 || n > 1<<20 {
-		return nil, errors.New("slice: bad count")
-	}
-	return r.lazy("sync_do_slice", v, func(v any) ([]any, error) {
-		items, err := r.iterate(v)
-		if err != nil {
-			return nil, err
-		}
-		if err := r.charge(64*int(n) + 16*len(items)); err != nil {
-			return nil, err
-		}
-		per, extra := len(items)/int(n), len(items)%int(n)
-		var out []any
-		for i := range int(n) {
-			k := per
-			if i < extra {
-				k++
-			}
-			row := slices.Clone(items[:k])
-			items = items[k:]
-			if given(b[1]) && b[1] != nil && i >= extra {
-				row = append(row, b[1])
-			}
-			out = append(out, &List{Items: row})
-		}
-		return out, nil
-	}, nil), nil
-}
-
-func truncateFilter(r *run, v any, a *args) (any, error) {
-	b, err := a.bind("truncate", 0, "length", "killwords", "end", "leeway")
-	if err != nil {
-		return nil, err
-	}
-	length, leeway, end := int64(255), int64(5), "..."
-	ok1, ok2, ok3 := true, true, true
-	if given(b[0]) {
-		length, ok1 = toInt(b[0])
-	}
-	if given(b[2]) {
-		end, ok2 = text(b[2])
-	}
-	if given(b[3]) && b[3] != nil {
-		leeway, ok3 = toInt(b[3])
-	}
-	endLen := int64(utf8.RuneCountInString(end))
-	if !ok1 || !ok2 || !ok3 || length < endLen || leeway < 0 {
-		return nil, errors.New("truncate: bad arguments")
-	}
-	size, err := lengthOf(v)
-	if err != nil {
-		return nil, err
-	}
-	if size <= length+leeway {
-		return v, nil
-	}
-	s, ok := text(v)
-	if !ok {
-		return nil, fmt.Errorf("truncate: needs a string, not %s", typeName(v))
-	}
-	n := int(size)
-	s = substring(s, n, 0, length-endLen)
-	if !given(b[1]) || !truth(b[1]) {
-		if i := strings.LastIndexByte(s, ' '); i >= 0 {
-			s = s[:i]
-		}
-	}
-	return like(v, s+end), r.charge(len(s) + len(end))
-}
-
-func wordcountFilter(r *run, v any, a *args) (any, error) {
-	s, err := r.str(v)
-	if err != nil {
-		return nil, err
-	}
-	if err := r.charge(len(s)); err != nil {
-		return nil, err
-	}
-	words := strings.FieldsFunc(s, func(c rune) bool {
-		return c != '_' && !unicode.IsLetter(c) && !unicode.IsNumber(c)
-	})
-	return int64(len(words)), nil
+	return r.percent(like(v, r.str(v)), &List{Items: a.pos, kind: isTuple})
 }
 
 // titleWords is Jinja's title filter, which starts words at other places than

@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"math/big"
-	"sort"
+	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf16"
 
 	"strobe/internal/jsontext"
 )
@@ -94,7 +96,7 @@ func number(s string) any {
 	return b
 }
 
-// FromGo converts plain Go data: nil, booleans, numbers, strings, slices,
+// FromGo converts Go data: nil, booleans, numbers, strings, slices,
 // string-keyed maps (in key order, since Go's have none), json.Number,
 // json.RawMessage and values of this package.
 func FromGo(v any) (any, error) { return fromGo(v, 0) }
@@ -133,13 +135,8 @@ func fromGo(v any, depth int) (any, error) {
 		}
 		return l, nil
 	case map[string]any:
-		keys := make([]string, 0, len(v))
-		for k := range v {
-			keys = append(keys, k)
-		}
-		sort.Strings(keys)
 		d := NewDict()
-		for _, k := range keys {
+		for _, k := range slices.Sorted(maps.Keys(v)) {
 			x, err := fromGo(v[k], depth+1)
 			if err != nil {
 				return nil, err
@@ -168,161 +165,117 @@ type jsonWriter struct {
 	sortedKeys bool
 }
 
-func (w *jsonWriter) newline(depth int) error {
+func (w *jsonWriter) newline(depth int) {
 	if !w.pretty {
-		return nil
+		return
 	}
-	if err := w.r.charge(1 + depth*len(w.indent)); err != nil {
-		return err
-	}
+	w.r.charge(1 + depth*len(w.indent))
 	w.b.WriteByte('\n')
 	for range depth {
 		w.b.WriteString(w.indent)
 	}
-	return nil
 }
 
-func (w *jsonWriter) value(v any, depth int) error {
-	if err := w.r.step(); err != nil {
-		return err
-	}
-	if err := w.r.nested(depth); err != nil {
-		return err
+func (w *jsonWriter) value(v any, depth int) {
+	w.r.spend(1)
+	w.r.nested(depth)
+	if s, ok := scalarJSON(v); ok {
+		w.b.WriteString(s)
+		return
 	}
 	switch v := v.(type) {
-	case nil:
-		w.b.WriteString("null")
-	case bool:
-		w.b.WriteString(strconv.FormatBool(v))
-	case int64, *big.Int:
-		w.b.WriteString(scalarRepr(v))
-	case float64:
-		w.b.WriteString(jsonFloat(v))
 	case string:
-		return w.string(v)
+		w.string(v)
+		return
 	case Markup:
-		return w.string(string(v))
-	case *List:
-		if len(v.Items) == 0 {
-			w.b.WriteString("[]")
-			return nil
-		}
-		w.b.WriteByte('[')
-		for i, e := range v.Items {
-			if i > 0 {
-				w.b.WriteString(w.itemSep)
-			}
-			if err := w.newline(depth + 1); err != nil {
-				return err
-			}
-			if err := w.value(e, depth+1); err != nil {
-				return err
-			}
-		}
-		if err := w.newline(depth); err != nil {
-			return err
-		}
-		w.b.WriteByte(']')
-		return w.r.charge(len(v.Items) * (1 + len(w.itemSep)))
+		w.string(string(v))
+		return
 	case *Dict:
-		return w.dict(v, depth)
-	default:
-		return fmt.Errorf("object of type %s is not JSON serializable", typeName(v))
+		w.dict(v, depth)
+		return
+	case *List:
+		if v.kind == isList || v.kind == isTuple {
+			w.group('[', len(v.Items), ']', depth, func(i int) { w.value(v.Items[i], depth+1) })
+			return
+		}
 	}
-	return nil
+	panic(errorf("object of type %s is not JSON serializable", typeName(v)))
 }
 
-func (w *jsonWriter) dict(d *Dict, depth int) error {
-	if d.Len() == 0 {
-		w.b.WriteString("{}")
-		return nil
+// group writes n elements between brackets.
+func (w *jsonWriter) group(open byte, n int, end byte, depth int, element func(i int)) {
+	w.b.WriteByte(open)
+	for i := range n {
+		if i > 0 {
+			w.b.WriteString(w.itemSep)
+		}
+		w.newline(depth + 1)
+		element(i)
 	}
+	if n > 0 {
+		w.newline(depth)
+	}
+	w.b.WriteByte(end)
+	w.r.charge(n * (1 + len(w.itemSep) + len(w.keySep)))
+}
+
+func (w *jsonWriter) dict(d *Dict, depth int) {
 	order := make([]int, d.Len())
 	for i := range order {
 		order[i] = i
 	}
 	if w.sortedKeys {
-		var err error
-		sort.SliceStable(order, func(i, j int) bool {
-			c, e := w.r.order("<", d.keys[order[i]], d.keys[order[j]], 0)
-			if e != nil {
-				err = e
-			}
-			return c < 0
-		})
-		if err != nil {
-			return err
-		}
+		slices.SortStableFunc(order, func(i, j int) int { return w.r.order("<", d.keys[i], d.keys[j], 0) })
 	}
-	w.b.WriteByte('{')
-	for n, i := range order {
-		if n > 0 {
-			w.b.WriteString(w.itemSep)
+	w.group('{', len(order), '}', depth, func(i int) {
+		key := d.keys[order[i]]
+		s, ok := text(key)
+		if !ok {
+			s, ok = scalarJSON(key)
 		}
-		if err := w.newline(depth + 1); err != nil {
-			return err
+		if !ok {
+			panic(errorf("keys must be str, int, float, bool or None, not %s", typeName(key)))
 		}
-		var err error
-		switch k := d.keys[i].(type) {
-		case string:
-			err = w.string(k)
-		case Markup:
-			err = w.string(string(k))
-		case nil:
-			err = w.string("null")
-		case bool:
-			err = w.string(strconv.FormatBool(k))
-		case float64:
-			err = w.string(jsonFloat(k))
-		case int64, *big.Int:
-			err = w.string(scalarRepr(k))
-		default:
-			err = fmt.Errorf("keys must be str, int, float, bool or None, not %s", typeName(k))
-		}
-		if err != nil {
-			return err
-		}
+		w.string(s)
 		w.b.WriteString(w.keySep)
-		if err := w.value(d.values[i], depth+1); err != nil {
-			return err
+		w.value(d.values[order[i]], depth+1)
+	})
+}
+
+// scalarJSON is the JSON form of a value that is neither text nor a container.
+func scalarJSON(v any) (string, bool) {
+	switch v := v.(type) {
+	case nil:
+		return "null", true
+	case bool:
+		return strconv.FormatBool(v), true
+	case int64, *big.Int:
+		return scalarRepr(v), true
+	case float64:
+		switch {
+		case math.IsNaN(v):
+			return "NaN", true
+		case math.IsInf(v, 0):
+			return strings.TrimSuffix(pyFloat(v), "inf") + "Infinity", true
 		}
+		return pyFloat(v), true
 	}
-	if err := w.newline(depth); err != nil {
-		return err
-	}
-	w.b.WriteByte('}')
-	return w.r.charge(d.Len() * (1 + len(w.itemSep) + len(w.keySep)))
+	return "", false
 }
 
-func jsonFloat(f float64) string {
-	switch {
-	case math.IsNaN(f):
-		return "NaN"
-	case math.IsInf(f, 1):
-		return "Infinity"
-	case math.IsInf(f, -1):
-		return "-Infinity"
-	}
-	return pyFloat(f)
-}
-
-func (w *jsonWriter) string(s string) error {
-	if err := w.r.charge(len(s) + 2); err != nil {
-		return err
-	}
-	b := &w.b
-	b.WriteByte('"')
+func (w *jsonWriter) string(s string) {
+	w.r.charge(len(s) + 2)
+	w.b.WriteByte('"')
 	for _, r := range s {
 		switch {
 		case w.ascii && r > 0xffff:
-			r -= 0x10000
-			fmt.Fprintf(b, `\u%04x\u%04x`, 0xd800+(r>>10), 0xdc00+(r&0x3ff))
+			hi, lo := utf16.EncodeRune(r)
+			fmt.Fprintf(&w.b, `\u%04x\u%04x`, hi, lo)
 		case w.ascii && r > 0x7e:
-			fmt.Fprintf(b, `\u%04x`, r)
+			fmt.Fprintf(&w.b, `\u%04x`, r)
 		default:
-			b.WriteString(jsontext.Escape(r))
+			w.b.WriteString(jsontext.Escape(r))
 		}
 	}
-	b.WriteByte('"')
-	return nil
+	w.b.WriteByte('"')
 }

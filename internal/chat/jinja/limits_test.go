@@ -30,12 +30,12 @@ func TestHostile(t *testing.T) {
 		"endless loops":       strings.Repeat("{% for i in range(99999) %}", 4) + strings.Repeat("{% endfor %}", 4),
 		"endless recursion":   "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
 		"mutual recursion":    "{% macro f() %}{{ g() }}{% endmacro %}{% macro g() %}{{ f() }}{% endmacro %}{{ f() }}",
-		"recursive loop":      "{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}",
 		"range":               "{{ range(10000000000) }}",
 		"range overflow":      "{{ range(-9223372036854775807, 9223372036854775807)|length }}",
 		"string repeat":       "{{ 'x' * 10000000000 }}",
 		"string repeat twice": "{% set a = 'x' * 1000000 %}{{ a * 1000000 }}",
 		"list repeat":         "{{ [1] * 10000000000 }}",
+		"repeat overflow":     "{{ ('x' * 4) * 4611686018427387904 }}",
 		"string doubling":     double("'x'", "ns.x + ns.x", "200"),
 		"tilde doubling":      double("'x'", "ns.x ~ ns.x", "200"),
 		"list doubling":       double("[1]", "ns.x + ns.x", "200"),
@@ -51,11 +51,7 @@ func TestHostile(t *testing.T) {
 		"replace growth":       "{% set a = 'x' * 1000000 %}{{ a|replace('x', a) }}",
 		"replace empty":        "{% set a = 'x' * 1000000 %}{{ a.replace('', a) }}",
 		"join growth":          "{% set a = 'x' * 1000000 %}{{ a|list|join(a) }}",
-		"center":               "{{ s|center(100000000000) }}",
-		"ljust":                "{{ s.ljust(100000000000) }}",
-		"zfill":                "{{ s.zfill(9223372036854775807) }}",
 		"percent width":        "{{ '%99999999999d' % 1 }}",
-		"percent star width":   "{{ '%*d' % (99999999999, 1) }}",
 		"percent precision":    "{{ '%.99999999999f' % 1 }}",
 		"format width":         "{{ '{:99999999999}'.format(1) }}",
 		"indent width":         "{{ s|indent(99999999999) }}",
@@ -64,8 +60,6 @@ func TestHostile(t *testing.T) {
 		"power tower":          "{{ 9 ** 9 ** 9 ** 9 ** 9 }}",
 		"big integers":         double("3", "ns.x * ns.x", "64"),
 		"output":               "{% set a = 'x' * 1000000 %}{% for i in range(99999) %}{{ a }}{% endfor %}",
-		"batch":                "{{ l|batch(99999999999, 0)|list }}",
-		"slice":                "{{ l|slice(99999999999)|list }}",
 		"deep parentheses":     "{{ " + strings.Repeat("(", 100000) + "1" + strings.Repeat(")", 100000) + " }}",
 		"deep lists":           "{{ " + strings.Repeat("[", 100000) + strings.Repeat("]", 100000) + " }}",
 		"deep not":             "{{ " + strings.Repeat("not ", 100000) + "1 }}",
@@ -108,8 +102,12 @@ func TestErrors(t *testing.T) {
 		{"\n{{ s|urlize }}", "t line 2: filter 'urlize' is not supported"},
 		{"\n{{ s|frob }}", "t line 2: no filter named 'frob'"},
 		{"{% if s %}\n{{ s|frob }}{% endif %}", "t line 2: no filter named 'frob'"},
+		{"{{ s }}\n{{ l|batch(2) }}", "t line 2: filter 'batch' is not supported"},
+		{"{% for x in l %}\n{{ s.zfill(3) }}{% endfor %}", "t line 2: method 'zfill' is not supported"},
+		{"\n{% for x in l recursive %}{% endfor %}", "t line 2: a recursive loop is not supported"},
+		{"\n{{ joiner() }}", "t line 2: function 'joiner' is not supported"},
 		{"\n{{ s is frob }}", "t line 2: no test named 'frob'"},
-		{"\n\n{{ s.encode() }}", "t line 3: method 'encode' of str is not supported"},
+		{"\n\n{{ s.encode() }}", "t line 3: method 'encode' is not supported"},
 		{"{{ lipsum() }}", "t line 1: function 'lipsum' is not supported"},
 		{"{{ strftime_now('%Q') }}", "t line 1: strftime_now: directive '%Q' is not supported"},
 		{"{% if s %}\nx", "t line 2: unexpected end of template, expected 'endif'"},
@@ -171,7 +169,7 @@ func FuzzTemplate(f *testing.F) {
 		"{% set ns = namespace(a=0) %}{% for i in range(3) if i %}{% set ns.a = ns.a + i %}{% endfor %}{{ ns.a }}",
 		"{{ messages[::-1]|map(attribute='role')|join(', ') }}{{ {'a': [1, 2.5]}|tojson(indent=2) }}",
 		"{% raw %}{{ x }}{% endraw %}{# c #}{% call(x) a() %}{% endcall %}{% filter upper %}x{% endfilter %}",
-		"{{ '%5.2f %s' % (1.5, 'x') }}{{ '{:>5} {a.b[0]}'.format(1, a={'b': [1]}) }}",
+		"{{ '%.2f %s' % (1.5, 'x') }}{{ '{:.2f} {a}'.format(1, a={'b': [1]}) }}",
 		"{% with a = 1 %}{{ a if b is defined else c }}{% endwith %}{{ s.split('e')[-1].strip() }}",
 	} {
 		f.Add(s)
@@ -198,7 +196,7 @@ func FuzzTemplate(f *testing.F) {
 	})
 }
 
-// TestDone: a rendering that nobody wants any more ends.
+// TestDone: a cancelled rendering ends.
 func TestDone(t *testing.T) {
 	tmpl, err := Parse("t", "{% for i in range(100000) %}{% for j in range(100) %}{% set x = i + j %}{% endfor "+
 		"%}{% endfor %}done")
@@ -221,14 +219,14 @@ func TestDone(t *testing.T) {
 
 // longWork are operations that take time in proportion to the texts a and b, which are equal, or to the list l.
 var longWork = []string{
-	"a|trim", "a|first", "a|last", "a|length", "a|upper", "a|int", "a|wordcount", "a == b", "a != b", "a < b", "a >= b",
+	"a|trim", "a|first", "a|last", "a|length", "a|upper", "a|int", "a == b", "a != b", "a < b", "a >= b",
 	"a[-1]", "a[0]", "a[5:9]", "a[::2]", "a.rfind('y')", "a.find('y')", "a.strip()", "a.lstrip('y')",
 	"a.startswith(b)", "a.endswith(b)", "a.count('y')", "a.partition('y')", "a.removeprefix(b)", "a.isspace()",
 	"a.replace('y', 'z')", "a.split('y')", "a.splitlines()", "'y' in a", "a in b", "a in {'k': 1}", "{'k': 1}[a]",
 	"{'k': 1}.get(a)", "{a: 1}", "a is upper", "a is eq b", "a is in b", "[a]|map('trim')|list",
 	"[a]|select('eq', b)|list",
 	"[a, b]|sort", "[a, b]|unique|list", "[a, b]|min",
-	"[{'k': a}, {'k': b}]|groupby('k')", "a.rstrip()",
+	"a.rstrip()",
 	"[{'k': 1}]|map(attribute=a)|list", "[{'k': 1}]|sort(attribute=a)", "{a: 1, 'k': 2}|dictsort", "[a] == [b]", "b in [a]",
 	"[a].index(b)", "[a].count(b)", "'%s' % a", "'{}'.format(a)", "a + 'y'", "a|tojson", "a|e", "a|string|trim",
 	"k|trim", "k|first", "k[-1]", "[a]|select('upper')|list", "[{'k': a}]|rejectattr('k', 'upper')|list",
@@ -309,7 +307,7 @@ func TestFoldedMemory(t *testing.T) {
 	}
 	vars.Set("l", l)
 	for _, expr := range []string{
-		"l|sort(attribute='k')", "l|unique(attribute='k')|list", "l|groupby('k')", "l|min(attribute='k')",
+		"l|sort(attribute='k')", "l|unique(attribute='k')|list", "l|min(attribute='k')",
 	} {
 		tmpl, err := Parse("t", "{% set x = "+expr+" %}")
 		if err != nil {

@@ -1,307 +1,195 @@
 package jinja
 
 import (
-	"errors"
-	"fmt"
 	"math"
 	"math/big"
 	"strings"
 	"unicode/utf8"
 )
 
-func (r *run) eval(n node, sc *scope) (any, error) {
-	if err := r.step(); err != nil {
-		return nil, err
-	}
-	if err := r.enter(); err != nil {
-		return nil, err
-	}
-	v, err := r.expr(n, sc)
+func (r *run) eval(n node, sc *scope) any {
+	r.spend(1)
+	r.enter()
+	v := r.expr(n, sc)
 	r.depth--
-	return v, err
+	return v
 }
 
-func (r *run) expr(n node, sc *scope) (any, error) {
+func (r *run) expr(n node, sc *scope) any {
 	switch n := n.(type) {
 	case *constExpr:
-		return n.v, nil
+		return n.v
 	case *nameExpr:
 		if v, ok := sc.get(n.name); ok {
-			return v, nil
+			return v
 		}
-		return undefinedName(n.name), nil
+		return undefined{pyQuote(n.name) + " is undefined"}
 	case *attrExpr:
-		v, err := r.eval(n.e, sc)
-		if err != nil {
-			return nil, err
-		}
+		v := r.eval(n.e, sc)
 		r.line = n.line
 		return r.attr(v, n.name)
 	case *itemExpr:
-		v, k, err := r.eval2(n.e, n.key, sc)
-		if err != nil {
-			return nil, err
-		}
+		v, key := r.eval(n.e, sc), r.eval(n.key, sc)
 		r.line = n.line
-		return r.item(v, k)
+		return r.item(v, key)
 	case *sliceExpr:
 		return r.slice(n, sc)
 	case *callExpr:
-		f, err := r.eval(n.f, sc)
-		if err != nil {
-			return nil, err
-		}
-		a, err := r.args(&n.args, sc)
-		if err != nil {
-			return nil, err
-		}
+		f, a := r.eval(n.f, sc), r.args(&n.args, sc)
 		r.line = n.line
 		return r.call(f, a)
 	case *filterExpr:
-		v, err := r.eval(n.e, sc)
-		if err != nil {
-			return nil, err
-		}
-		a, err := r.args(&n.args, sc)
-		if err != nil {
-			return nil, err
-		}
+		v, a := r.eval(n.e, sc), r.args(&n.args, sc)
 		r.line = n.line
 		if n.fn == nil {
-			return nil, errors.New(unknownFilter(n.name))
+			panic(errorf("%s", unknownFilter(n.name)))
 		}
 		return r.filter(n.fn, v, a)
 	case *testExpr:
-		v, err := r.eval(n.e, sc)
-		if err != nil {
-			return nil, err
-		}
-		a, err := r.args(&n.args, sc)
-		if err != nil {
-			return nil, err
-		}
+		v, a := r.eval(n.e, sc), r.args(&n.args, sc)
 		r.line = n.line
 		if n.fn == nil {
-			return nil, fmt.Errorf("no test named '%s'", n.name)
+			panic(errorf("%s", unknownTest(n.name)))
 		}
-		ok, err := r.test(n.fn, v, a)
-		return ok != n.neg, err
+		return r.test(n.fn, v, a) != n.neg
 	case *binExpr:
-		a, b, err := r.eval2(n.a, n.b, sc)
-		if err != nil {
-			return nil, err
-		}
+		a, b := r.eval(n.a, sc), r.eval(n.b, sc)
 		r.line = n.line
-		if err := r.touch(a, b); err != nil {
-			return nil, err
-		}
+		r.touch(a, b)
 		return r.binary(n.op, a, b)
 	case *logicExpr:
-		a, err := r.eval(n.a, sc)
-		if err != nil || truth(a) != n.and {
-			return a, err
+		if a := r.eval(n.a, sc); truth(a) != n.and {
+			return a
 		}
 		return r.eval(n.b, sc)
 	case *notExpr:
-		v, err := r.eval(n.e, sc)
-		return !truth(v), err
+		return !truth(r.eval(n.e, sc))
 	case *signExpr:
-		v, err := r.eval(n.e, sc)
-		if err != nil {
-			return nil, err
-		}
+		v := r.eval(n.e, sc)
 		r.line = n.line
 		return unary(n.neg, v)
 	case *compareExpr:
 		return r.compareChain(n, sc)
-	case *concatExpr:
-		var b strings.Builder
-		for _, e := range n.items {
-			v, err := r.eval(e, sc)
-			if err != nil {
-				return nil, err
-			}
-			s, err := r.str(v)
-			if err != nil {
-				return nil, err
-			}
-			if err := r.write(&b, s); err != nil {
-				return nil, err
-			}
-		}
-		return b.String(), nil
 	case *condExpr:
-		c, err := r.eval(n.cond, sc)
-		if err != nil {
-			return nil, err
-		}
-		if truth(c) {
+		if truth(r.eval(n.cond, sc)) {
 			return r.eval(n.then, sc)
 		}
 		if n.els == nil {
-			return undefined{fmt.Sprintf("the inline if-expression on line %d evaluated to false and no else section "+
-				"was defined.", n.line)}, nil
+			return undefined{"an if-expression without else was false"}
 		}
 		return r.eval(n.els, sc)
-	case *listExpr:
-		if err := r.charge(16 * len(n.items)); err != nil {
-			return nil, err
-		}
-		l := &List{Items: make([]any, len(n.items)), tuple: n.tuple}
-		for i, e := range n.items {
-			v, err := r.eval(e, sc)
-			if err != nil {
-				return nil, err
-			}
-			l.Items[i] = v
-		}
-		return l, nil
-	case *dictExpr:
-		if err := r.charge(64 * len(n.keys)); err != nil {
-			return nil, err
-		}
-		d := NewDict()
-		for i := range n.keys {
-			k, v, err := r.eval2(n.keys[i], n.values[i], sc)
-			if err != nil {
-				return nil, err
-			}
-			if err := r.touch(k); err != nil {
-				return nil, err
-			}
-			h, err := hashKey(k)
-			if err != nil {
-				return nil, err
-			}
-			d.set(h, k, v)
-		}
-		return d, nil
 	case holeExpr:
-		for s := sc; s != nil; s = s.parent {
-			if s.hole != nil {
-				return s.hole, nil
-			}
+		for sc.hole == nil {
+			sc = sc.parent
 		}
+		return sc.hole
 	}
-	return nil, fmt.Errorf("internal: cannot evaluate %T", n)
+	return r.display(n, sc)
 }
 
-func (r *run) eval2(a, b node, sc *scope) (x, y any, err error) {
-	if x, err = r.eval(a, sc); err != nil {
-		return nil, nil, err
+// display evaluates what builds a new value of parts: "a ~ b", [a, b] and {a: b}.
+func (r *run) display(n node, sc *scope) any {
+	switch n := n.(type) {
+	case *concatExpr:
+		var b strings.Builder
+		for _, e := range n.items {
+			r.write(&b, r.str(r.eval(e, sc)))
+		}
+		return b.String()
+	case *listExpr:
+		r.charge(16 * len(n.items))
+		l := &List{Items: make([]any, len(n.items))}
+		if n.tuple {
+			l.kind = isTuple
+		}
+		for i, e := range n.items {
+			l.Items[i] = r.eval(e, sc)
+		}
+		return l
 	}
-	y, err = r.eval(b, sc)
-	return x, y, err
+	e := n.(*dictExpr)
+	r.charge(64 * len(e.keys))
+	d := NewDict()
+	for i := range e.keys {
+		k, v := r.eval(e.keys[i], sc), r.eval(e.values[i], sc)
+		r.touch(k)
+		d.set(hashKey(k), k, v)
+	}
+	return d
 }
 
 // attr is obj.name: attributes and methods first, then keys.
-func (r *run) attr(o any, name string) (any, error) {
-	if u, ok := o.(undefined); ok {
-		return nil, u.err()
-	}
-	if v, ok, err := r.attribute(o, name); ok || err != nil {
-		return v, err
+func (r *run) attr(o any, name string) any {
+	mustDefined(o)
+	if v, ok := r.attribute(o, name); ok {
+		return v
 	}
 	if d, ok := o.(*Dict); ok {
 		if v, ok := d.Get(name); ok {
-			return v, nil
+			return v
 		}
 	}
-	return undefinedItem(o, name), nil
+	return undefinedItem(o, name)
 }
 
 // attribute looks up a Python attribute of a value, not its keys.
-func (r *run) attribute(o any, name string) (any, bool, error) {
+func (r *run) attribute(o any, name string) (any, bool) {
 	switch o := o.(type) {
 	case *namespace:
 		if v, ok := o.d.Get(name); ok {
-			return v, true, nil
+			return v, true
 		}
 	case *loopVar:
-		return o.attr(name), true, nil
+		return o.attr(name), true
 	case *macro:
-		switch name {
-		case "name":
-			return o.m.name, true, nil
-		case "arguments":
-			l := &List{tuple: true}
-			for _, a := range o.m.args {
-				l.Items = append(l.Items, a)
-			}
-			return l, true, nil
-		case "caller":
-			return o.m.caller, true, nil
-		}
-	case *function:
-		if f, ok := o.attrs[name]; ok {
-			if name == "current" { // a property, not a method
-				v, err := f.call(r, &args{})
-				return v, true, err
-			}
-			return f, true, nil
-		}
-	case *List:
-		if o.group {
-			switch name {
-			case "grouper":
-				return o.Items[0], true, nil
-			case "list":
-				return o.Items[1], true, nil
-			}
+		if name == "name" {
+			return o.m.name, true
 		}
 	}
-	v, err := method(o, name)
-	return v, v != nil, err
+	return method(o, name)
 }
 
 // item is obj[key]: elements and keys first, then attributes.
-func (r *run) item(o, key any) (any, error) {
+func (r *run) item(o, key any) any {
+	mustDefined(o)
 	if _, isList := o.(*List); !isList { // an element of a list is found at once
-		if err := r.touch(o, key); err != nil {
-			return nil, err
-		}
+		r.touch(o, key)
 	}
+	i, isInt := toInt(key)
 	switch o := o.(type) {
-	case undefined:
-		return nil, o.err()
 	case *Dict:
-		v, ok, err := o.lookup(key)
-		if err == nil && ok {
-			return v, nil
+		if hashable(key) {
+			if v, ok := o.lookup(key); ok {
+				return v
+			}
 		}
 	case *List:
-		if i, ok := toInt(key); ok {
-			if i, ok := index(i, int64(len(o.Items))); ok {
-				return o.Items[i], nil
-			}
+		n := int64(len(o.Items))
+		if i < 0 {
+			i += n
 		}
-	case rangeValue:
-		if i, ok := toInt(key); ok {
-			if i, ok := index(i, o.n); ok {
-				return o.at(i), nil
-			}
+		if isInt && o.indexed() && i >= 0 && i < n {
+			return o.Items[i]
 		}
 	case string, Markup:
-		if i, ok := toInt(key); ok {
-			s, _ := text(o)
-			if c, ok := charAt(s, i); ok {
-				return like(o, c), nil
-			}
+		s, _ := text(o)
+		if c, ok := charAt(s, i); isInt && ok {
+			return like(o, c)
 		}
 	}
 	if name, ok := text(key); ok {
-		if v, ok, err := r.attribute(o, name); ok || err != nil {
-			return v, err
+		if v, ok := r.attribute(o, name); ok {
+			return v
 		}
 	}
-	return undefinedItem(o, key), nil
+	return undefinedItem(o, key)
 }
 
-func index(i, n int64) (int64, bool) {
-	if i < 0 {
-		i += n
-	}
-	return i, i >= 0 && i < n
+// hashable reports whether a value can be a key; a tuple counts without its items.
+func hashable(v any) bool {
+	_, isDict := v.(*Dict)
+	l, ok := v.(*List)
+	return !isDict && (!ok || l.kind == isTuple)
 }
 
 // charAt returns the i-th character of s, from the end when i is negative.
@@ -326,82 +214,46 @@ func charAt(s string, i int64) (string, bool) {
 	return "", false
 }
 
-func (r *run) slice(n *sliceExpr, sc *scope) (any, error) {
-	o, err := r.eval(n.e, sc)
-	if err != nil {
-		return nil, err
-	}
-	var b [3]any
+func (r *run) slice(n *sliceExpr, sc *scope) any {
+	o := r.eval(n.e, sc)
+	var bounds [3]any
 	for i, e := range []node{n.start, n.stop, n.step} {
-		if e == nil {
-			continue
-		}
-		if b[i], err = r.eval(e, sc); err != nil {
-			return nil, err
+		if e != nil {
+			bounds[i] = r.eval(e, sc)
 		}
 	}
 	r.line = n.line
-	if err := r.touch(o); err != nil {
-		return nil, err
-	}
-	var items []any
-	var str string
-	isStr := false
-	ln := 0
-	switch o := o.(type) {
-	case undefined:
-		return nil, o.err()
-	case string, Markup:
-		isStr = true
-		str, _ = text(o)
-		ln = utf8.RuneCountInString(str)
-		if err := r.charge(len(str) / 16); err != nil {
-			return nil, err
+	mustDefined(o)
+	r.touch(o)
+	if s, ok := text(o); ok {
+		length := utf8.RuneCountInString(s)
+		r.charge(len(s) / 16)
+		start, stop, step := sliceBounds(bounds, int64(length))
+		if step == 1 {
+			return like(o, substring(s, length, start, stop))
 		}
-	case *List:
-		items = o.Items
-		ln = len(items)
-	case rangeValue:
-		start, stop, step, err := sliceBounds(b, o.n)
-		if err != nil {
-			return nil, err
+		var b strings.Builder
+		for _, c := range r.pick(r.chars(s), start, stop, step) {
+			b.WriteString(c.(string))
 		}
-		n := int64(0)
-		for i := start; step > 0 && i < stop || step < 0 && i > stop; i += step {
-			n++
-		}
-		return rangeValue{o.at(start), n, o.step * step}, nil
-	default:
-		return nil, fmt.Errorf("'%s' object is not subscriptable with a slice", typeName(o))
+		return like(o, b.String())
 	}
-	start, stop, step, err := sliceBounds(b, int64(ln))
-	if err != nil {
-		return nil, err
+	l, ok := o.(*List)
+	if !ok || !l.indexed() {
+		panic(errorf("'%s' object is not subscriptable with a slice", typeName(o)))
 	}
-	if isStr && step == 1 {
-		return like(o, substring(str, ln, start, stop)), nil
-	}
-	if isStr {
-		if items, err = r.chars(str); err != nil {
-			return nil, err
-		}
-	}
-	if err := r.charge(16 * ln); err != nil {
-		return nil, err
-	}
+	start, stop, step := sliceBounds(bounds, int64(len(l.Items)))
+	return &List{Items: r.pick(l.Items, start, stop, step), kind: l.kind}
+}
+
+// pick returns items[start:stop:step] for bounds within the items.
+func (r *run) pick(items []any, start, stop, step int64) []any {
+	r.charge(16 * len(items))
 	var out []any
 	for i := start; step > 0 && i < stop || step < 0 && i > stop; i += step {
 		out = append(out, items[i])
 	}
-	if isStr {
-		var sb strings.Builder
-		for _, c := range out {
-			sb.WriteString(c.(string))
-		}
-		return like(o, sb.String()), nil
-	}
-	l, _ := o.(*List)
-	return &List{Items: out, tuple: l != nil && l.tuple}, nil
+	return out
 }
 
 // substring cuts characters start..stop out of s, which has n of them.
@@ -426,314 +278,182 @@ func substring(s string, n int, start, stop int64) string {
 	return s[from:to]
 }
 
-// sliceBounds applies Python's defaults and clamping.
-func sliceBounds(b [3]any, n int64) (start, stop, step int64, err error) {
-	get := func(v any, def int64) (int64, error) {
-		if v == nil {
-			return def, nil
-		}
-		if u, ok := v.(undefined); ok {
-			return 0, u.err()
-		}
-		i, ok := toInt(v)
-		if !ok {
-			return 0, errors.New("slice indices must be integers or None")
-		}
-		return i, nil
-	}
-	if step, err = get(b[2], 1); err != nil {
-		return
+// sliceBounds applies Python's defaults and clamping to start, stop and step.
+func sliceBounds(bounds [3]any, n int64) (start, stop, step int64) {
+	step = 1
+	if bounds[2] != nil {
+		step = needInt("slice step", bounds[2])
 	}
 	if step == 0 {
-		return 0, 0, 0, errors.New("slice step cannot be zero")
+		panic(errorf("slice step cannot be zero"))
 	}
 	lo, hi := int64(0), n
-	defStart, defStop := int64(0), n
+	start, stop = 0, n
 	if step < 0 {
 		lo, hi = -1, n-1
-		defStart, defStop = n-1, -1
+		start, stop = n-1, -1
 	}
-	clamp := func(v any, def int64) (int64, error) {
-		if v == nil {
-			return def, nil
+	for i, bound := range []*int64{&start, &stop} {
+		if bounds[i] == nil {
+			continue
 		}
-		i, err := get(v, 0)
-		if err != nil {
-			return 0, err
+		at := needInt("slice index", bounds[i])
+		if at < 0 {
+			at = max(at, -n-1) + n
 		}
-		if i < 0 {
-			i = max(i, -n-1) + n
-		}
-		return min(max(i, lo), hi), nil
-	}
-	if start, err = clamp(b[0], defStart); err != nil {
-		return
-	}
-	if stop, err = clamp(b[1], defStop); err != nil {
-		return
+		*bound = min(max(at, lo), hi)
 	}
 	// Steps longer than the sequence reach one element; keep i+step from overflowing.
-	step = min(max(step, -n-1), n+1)
-	return
+	return start, stop, min(max(step, -n-1), n+1)
 }
 
-func unary(neg bool, v any) (any, error) {
-	switch v := v.(type) {
-	case undefined:
-		return nil, v.err()
-	case float64:
-		if neg {
-			return -v, nil
-		}
-		return v, nil
-	case *big.Int:
-		if neg {
-			return normalize(new(big.Int).Neg(v)), nil
-		}
-		return v, nil
+func unary(neg bool, v any) any {
+	mustDefined(v)
+	factor := int64(1)
+	if neg {
+		factor = -1
 	}
-	if i, ok := toInt(v); ok {
-		if neg {
-			return normalize(new(big.Int).Neg(big.NewInt(i))), nil
-		}
-		return i, nil
+	if !isNumber(v) {
+		panic(errorf("bad operand type for unary sign: '%s'", typeName(v)))
 	}
-	return nil, fmt.Errorf("bad operand type for unary sign: '%s'", typeName(v))
+	return arithmetic("*", factor, v)
 }
 
-// normalize returns an int64 when the number fits.
-func normalize(b *big.Int) any {
-	if b.IsInt64() {
-		return b.Int64()
-	}
-	return b
-}
-
-func (r *run) compareChain(n *compareExpr, sc *scope) (any, error) {
-	a, err := r.eval(n.e, sc)
-	if err != nil {
-		return nil, err
-	}
+func (r *run) compareChain(n *compareExpr, sc *scope) any {
+	a := r.eval(n.e, sc)
 	for i, op := range n.ops {
-		b, err := r.eval(n.rhs[i], sc)
-		if err != nil {
-			return nil, err
-		}
+		b := r.eval(n.rhs[i], sc)
 		r.line = n.line
-		ok, err := r.compare(op, a, b)
-		if !ok || err != nil {
-			return false, err
+		if !r.compare(op, a, b) {
+			return false
 		}
 		a = b
 	}
-	return true, nil
-}
-
-func (r *run) compare(op string, a, b any) (bool, error) {
-	switch op {
-	case "==":
-		return r.equal(a, b, 0)
-	case "!=":
-		ok, err := r.equal(a, b, 0)
-		return !ok, err
-	case "in":
-		return r.contains(b, a)
-	case "not in":
-		ok, err := r.contains(b, a)
-		return !ok, err
-	}
-	for _, v := range []any{a, b} { // NaN is neither less nor more
-		if f, ok := v.(float64); ok && math.IsNaN(f) {
-			return false, nil
-		}
-	}
-	c, err := r.order(op, a, b, 0)
-	if err != nil {
-		return false, err
-	}
-	switch op {
-	case "<":
-		return c < 0, nil
-	case ">":
-		return c > 0, nil
-	case "<=":
-		return c <= 0, nil
-	}
-	return c >= 0, nil
+	return true
 }
 
 var htmlEscaper = strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;", "\"", "&#34;", "'", "&#39;")
 
 // escapeHTML is markupsafe's escape: Markup stays as it is.
-func (r *run) escapeHTML(v any) (Markup, error) {
+func (r *run) escapeHTML(v any) Markup {
 	if m, ok := v.(Markup); ok {
-		return m, nil
+		return m
 	}
-	s, err := r.str(v)
-	if err != nil {
-		return "", err
-	}
-	if err := r.charge(len(s)); err != nil {
-		return "", err
-	}
+	s := r.str(v)
+	r.charge(len(s))
 	s = htmlEscaper.Replace(s)
-	return Markup(s), r.charge(len(s))
+	r.charge(len(s))
+	return Markup(s)
 }
 
-func (r *run) binary(op string, a, b any) (any, error) {
-	if _, ok := text(a); ok && op == "%" {
+// binary is a binary operator other than a comparison.
+func (r *run) binary(op string, a, b any) any {
+	_, aText := text(a)
+	_, bText := text(b)
+	if aText && op == "%" {
 		return r.percent(a, b)
 	}
-	for _, v := range []any{a, b} {
-		if u, ok := v.(undefined); ok {
-			return nil, u.err()
-		}
-	}
-	sa, aText := text(a)
-	sb, bText := text(b)
+	mustDefined(a, b)
 	switch {
 	case op == "+" && aText && bText:
 		return r.concat(a, b)
-	case op == "*" && aText:
-		if n, ok := toInt(b); ok {
-			return r.repeat(a, sa, n)
-		}
-	case op == "*" && bText:
-		if n, ok := toInt(a); ok {
-			return r.repeat(b, sb, n)
-		}
 	case op == "+" && aText:
-		return nil, fmt.Errorf("can only concatenate str (not \"%s\") to str", typeName(b))
-	}
-	if x, ok := a.(*List); ok {
-		if y, ok := b.(*List); ok && op == "+" && x.tuple == y.tuple {
-			if err := r.charge(16 * (len(x.Items) + len(y.Items))); err != nil {
-				return nil, err
-			}
-			return &List{Items: append(append([]any{}, x.Items...), y.Items...), tuple: x.tuple}, nil
+		panic(errorf("can only concatenate str (not \"%s\") to str", typeName(b)))
+	case op == "*":
+		if n, ok := toInt(b); ok && !isNumber(a) {
+			return r.repeat(a, n)
 		}
-		if n, ok := toInt(b); ok && op == "*" {
-			return r.repeatList(x, n)
+		if n, ok := toInt(a); ok && !isNumber(b) {
+			return r.repeat(b, n)
 		}
-	}
-	if y, ok := b.(*List); ok && op == "*" {
-		if n, ok := toInt(a); ok {
-			return r.repeatList(y, n)
+	case op == "+":
+		x, _ := a.(*List)
+		if y, _ := b.(*List); x != nil && y != nil && x.kind == y.kind && x.kind != isRange && x.indexed() {
+			r.charge(16 * (len(x.Items) + len(y.Items)))
+			return &List{Items: append(append([]any{}, x.Items...), y.Items...), kind: x.kind}
 		}
 	}
-	v, err := arithmetic(op, a, b)
-	if err == errOperands {
-		err = fmt.Errorf("unsupported operand type(s) for %s: '%s' and '%s'", op, typeName(a), typeName(b))
-	}
-	return v, err
+	return arithmetic(op, a, b)
 }
 
 // concat joins two strings; when one is Markup the other is escaped first.
-func (r *run) concat(a, b any) (any, error) {
-	_, am := a.(Markup)
-	_, bm := b.(Markup)
-	if am || bm {
-		x, err := r.escapeHTML(a)
-		if err != nil {
-			return nil, err
-		}
-		y, err := r.escapeHTML(b)
-		if err != nil {
-			return nil, err
-		}
-		return x + y, r.charge(len(x) + len(y))
+func (r *run) concat(a, b any) any {
+	x, isString := a.(string)
+	y, both := b.(string)
+	if isString && both {
+		r.charge(len(x) + len(y))
+		return x + y
 	}
-	x, y := a.(string), b.(string)
-	if err := r.charge(len(x) + len(y)); err != nil {
-		return nil, err
-	}
-	return x + y, nil
+	m, n := r.escapeHTML(a), r.escapeHTML(b)
+	r.charge(len(m) + len(n))
+	return m + n
 }
 
-func (r *run) repeat(v any, s string, n int64) (any, error) {
-	if n <= 0 || s == "" {
-		return like(v, ""), nil
+// repeat is a string or list times n.
+func (r *run) repeat(v any, n int64) any {
+	n = max(n, 0)
+	if s, ok := text(v); ok {
+		r.chargeTimes(len(s), n)
+		return like(v, strings.Repeat(s, int(n)))
 	}
-	if n > math.MaxInt32 {
-		return nil, limitError("the template uses more memory than allowed")
+	l, ok := v.(*List)
+	if !ok || l.kind != isList && l.kind != isTuple {
+		panic(errorf("unsupported operand type(s) for *: '%s' and 'int'", typeName(v)))
 	}
-	if err := r.charge(len(s) * int(n)); err != nil {
-		return nil, err
-	}
-	return like(v, strings.Repeat(s, int(n))), nil
-}
-
-func (r *run) repeatList(l *List, n int64) (any, error) {
-	out := &List{tuple: l.tuple}
-	if n <= 0 || len(l.Items) == 0 {
-		return out, nil
-	}
-	if n > math.MaxInt32 {
-		return nil, limitError("the template uses more memory than allowed")
-	}
-	if err := r.charge(16 * len(l.Items) * int(n)); err != nil {
-		return nil, err
-	}
+	r.chargeTimes(16*len(l.Items), n)
+	out := &List{kind: l.kind}
 	for range n {
 		out.Items = append(out.Items, l.Items...)
 	}
-	return out, nil
+	return out
 }
 
-var errOperands = errors.New("operands")
+func isNumber(v any) bool { _, ok := toFloat(v); return ok }
 
-func toBig(v any) (*big.Int, bool) {
-	if b, ok := v.(*big.Int); ok {
-		return b, true
+func arithmetic(op string, a, b any) any {
+	i, aInt := toInt(a)
+	j, bInt := toInt(b)
+	if aInt && bInt && op != "/" {
+		return intArithmetic(op, i, j)
 	}
-	i, ok := toInt(v)
-	return big.NewInt(i), ok
-}
-
-func arithmetic(op string, a, b any) (any, error) {
-	x, ok1 := toBig(a)
-	y, ok2 := toBig(b)
-	if ok1 && ok2 && op != "/" {
-		return intArithmetic(op, x, y)
+	_, aBig := a.(*big.Int)
+	if _, bBig := b.(*big.Int); (aBig || bBig) && isNumber(a) && isNumber(b) {
+		panic(errorf("calculating with integers of more than 64 bits is not supported"))
 	}
-	f, ok1 := toFloat(a)
-	g, ok2 := toFloat(b)
-	if !ok1 || !ok2 {
-		return nil, errOperands
+	x, aFloat := toFloat(a)
+	y, bFloat := toFloat(b)
+	if !aFloat || !bFloat {
+		panic(errorf("unsupported operand type(s) for %s: '%s' and '%s'", op, typeName(a), typeName(b)))
 	}
 	switch op {
 	case "+":
-		return f + g, nil
+		return x + y
 	case "-":
-		return f - g, nil
+		return x - y
 	case "*":
-		return f * g, nil
+		return x * y
 	case "**":
-		return math.Pow(f, g), nil
+		return math.Pow(x, y)
 	}
-	if g == 0 {
-		return nil, errors.New("division by zero")
+	if y == 0 {
+		panic(errorf("division by zero"))
 	}
 	switch op {
 	case "/":
-		return f / g, nil
+		return x / y
 	case "//":
-		return math.Floor(f / g), nil
-	case "%":
-		m := math.Mod(f, g)
-		if m != 0 && (m < 0) != (g < 0) {
-			m += g
-		}
-		return m, nil
+		return math.Floor(x / y)
 	}
-	return nil, errOperands
+	m := math.Mod(x, y) // the sign is the divisor's, as in Python
+	if m != 0 && (m < 0) != (y < 0) {
+		m += y
+	}
+	return m
 }
 
-// maxBits bounds integers: templates count messages, they do not do number theory.
-const maxBits = 4096
-
-func intArithmetic(op string, x, y *big.Int) (any, error) {
-	z := new(big.Int)
+// intArithmetic calculates with integers; a result beyond 64 bits is an error.
+func intArithmetic(op string, i, j int64) any {
+	x, y, z := big.NewInt(i), big.NewInt(j), new(big.Int)
 	switch op {
 	case "+":
 		z.Add(x, y)
@@ -741,37 +461,32 @@ func intArithmetic(op string, x, y *big.Int) (any, error) {
 		z.Sub(x, y)
 	case "*":
 		z.Mul(x, y)
-	case "//", "%":
-		if y.Sign() == 0 {
-			return nil, errors.New("integer division or modulo by zero")
+	case "**":
+		switch {
+		case j < 0 && i == 0:
+			panic(errorf("0.0 cannot be raised to a negative power"))
+		case j < 0:
+			return math.Pow(float64(i), float64(j))
+		case (i > 1 || i < -1) && j > 64:
+			panic(limitError("integer is too large"))
+		}
+		z.Exp(x, y, nil)
+	default:
+		if j == 0 {
+			panic(errorf("integer division or modulo by zero"))
 		}
 		m := new(big.Int)
-		z.DivMod(x, y, m) // Euclidean: m >= 0
-		if m.Sign() != 0 && y.Sign() < 0 {
+		z.DivMod(x, y, m) // Euclidean: m >= 0, Python's has the sign of the divisor
+		if m.Sign() != 0 && j < 0 {
 			z.Sub(z, big.NewInt(1))
 			m.Add(m, y)
 		}
 		if op == "%" {
 			z = m
 		}
-	case "**":
-		if y.Sign() < 0 {
-			f, _ := toFloat(x)
-			g, _ := toFloat(y)
-			if f == 0 {
-				return nil, errors.New("0.0 cannot be raised to a negative power")
-			}
-			return math.Pow(f, g), nil
-		}
-		if x.BitLen() > 1 && (!y.IsInt64() || y.Int64() > maxBits || int64(x.BitLen())*y.Int64() > maxBits) {
-			return nil, limitError("integer is too large")
-		}
-		z.Exp(x, y, nil)
-	default:
-		return nil, errOperands
 	}
-	if z.BitLen() > maxBits {
-		return nil, limitError("integer is too large")
+	if !z.IsInt64() {
+		panic(limitError("integer is too large"))
 	}
-	return normalize(z), nil
+	return z.Int64()
 }

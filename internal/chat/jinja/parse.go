@@ -71,8 +71,8 @@ type parser struct {
 	toks  []token
 	p     int
 	depth int
-	soft  int // inside a conditional: unknown filters fail when reached, not when parsed
-	// missing are unknown filters and tests outside conditionals so far. An
+	soft  int // inside a conditional: what is not supported fails when reached, not when parsed
+	// missing is what is not supported outside conditionals so far. An
 	// "x|f if c" shows its condition late, so they wait for the end.
 	missing []*Error
 	loops   int // enclosing for bodies within the current macro
@@ -86,6 +86,13 @@ func (p *parser) fail(format string, args ...any) {
 
 func (p *parser) failAt(line int, format string, args ...any) {
 	panic(&Error{Line: line, Msg: fmt.Sprintf(format, args...)})
+}
+
+// lacks notes a filter, test or method that does not exist here.
+func (p *parser) lacks(line int, msg string) {
+	if p.soft == 0 {
+		p.missing = append(p.missing, &Error{Line: line, Msg: msg})
+	}
 }
 
 func (p *parser) enter() {
@@ -290,7 +297,9 @@ func (p *parser) forStmt(line int) node {
 	if p.word("if") {
 		n.cond = p.expr()
 	}
-	n.recursive = p.word("recursive")
+	if p.isName("recursive") {
+		p.fail("a recursive loop is not supported")
+	}
 	var w string
 	p.loops++
 	n.body, w = p.body("else", "endfor")

@@ -1,133 +1,85 @@
 package jinja
 
 import (
-	"errors"
+	"fmt"
 	"math/big"
+	"strings"
+	"unicode"
 )
 
-type testFunc func(r *run, v any, a *args) (bool, error)
+type testFunc func(r *run, v any, a *args) bool
 
 var tests map[string]testFunc
 
+func unknownTest(name string) string {
+	if name == "filter" || name == "test" {
+		return fmt.Sprintf("test '%s' is not supported", name)
+	}
+	return fmt.Sprintf("no test named '%s'", name)
+}
+
 // kindTest is a test without arguments.
-func kindTest(name string, f func(v any) bool) testFunc {
-	return func(r *run, v any, a *args) (bool, error) {
-		if _, err := a.bind("test '"+name+"'", 0); err != nil {
-			return false, err
-		}
-		return f(v), nil
+func kindTest(name string, f func(r *run, v any) bool) testFunc {
+	return func(r *run, v any, a *args) bool {
+		a.bind("test '"+name+"'", 0)
+		return f(r, v)
 	}
 }
 
-// compareTest is a test with one argument, compared with op.
-func compareTest(op string) testFunc {
-	return func(r *run, v any, a *args) (bool, error) {
-		b, err := a.bind("test '"+op+"'", 1, "other")
-		if err != nil {
-			return false, err
-		}
-		return r.compare(op, v, b[0])
+// otherTest is a test with one argument.
+func otherTest(name string, f func(r *run, v, other any) bool) testFunc {
+	return func(r *run, v any, a *args) bool {
+		return f(r, v, a.bind("test '"+name+"'", 1, "other")[0])
 	}
 }
 
-func init() {
-	tests = map[string]testFunc{
-		"defined":   kindTest("defined", func(v any) bool { _, ok := v.(undefined); return !ok }),
-		"undefined": kindTest("undefined", func(v any) bool { _, ok := v.(undefined); return ok }),
-		"none":      kindTest("none", func(v any) bool { return v == nil }),
-		"string":    kindTest("string", func(v any) bool { _, ok := text(v); return ok }),
-		"mapping":   kindTest("mapping", func(v any) bool { _, ok := v.(*Dict); return ok }),
-		"boolean":   kindTest("boolean", func(v any) bool { _, ok := v.(bool); return ok }),
-		"true":      kindTest("true", func(v any) bool { return v == true }),
-		"false":     kindTest("false", func(v any) bool { return v == false }),
-		"float":     kindTest("float", func(v any) bool { _, ok := v.(float64); return ok }),
-		"escaped":   kindTest("escaped", func(v any) bool { _, ok := v.(Markup); return ok }),
-		"iterable":  kindTest("iterable", iterable),
-		"integer": kindTest("integer", func(v any) bool {
-			switch v.(type) {
-			case int64, *big.Int:
-				return true
-			}
-			return false
-		}),
-		"number": kindTest("number", func(v any) bool { _, ok := toFloat(v); return ok }),
-		"sequence": kindTest("sequence", func(v any) bool {
-			switch v.(type) {
-			case string, Markup, *List, *Dict, rangeValue, undefined:
-				return true
-			}
-			return false
-		}),
-		"callable": kindTest("callable", func(v any) bool {
-			switch v.(type) {
-			case *function, *macro, *loopVar, undefined:
-				return true
-			}
-			return false
-		}),
-		"lower": func(r *run, v any, a *args) (bool, error) { return r.caseTest(v, a, "islower") },
-		"upper": func(r *run, v any, a *args) (bool, error) { return r.caseTest(v, a, "isupper") },
-		"odd":   func(r *run, v any, a *args) (bool, error) { return r.remainder(v, a, 1) },
-		"even":  func(r *run, v any, a *args) (bool, error) { return r.remainder(v, a, 0) },
-		"divisibleby": func(r *run, v any, a *args) (bool, error) {
-			b, err := a.bind("test 'divisibleby'", 1, "num")
-			if err != nil {
-				return false, err
-			}
-			return r.divides(v, b[0], 0)
+func is[T any](_ *run, v any) bool { _, ok := v.(T); return ok }
+
+func init() { // not a literal: filters such as select look tests up
+	tests = map[string]testFunc{}
+	for name, f := range map[string]func(r *run, v any) bool{
+		"boolean":   is[bool],
+		"defined":   func(r *run, v any) bool { return !isUndefined(v) },
+		"escaped":   is[Markup],
+		"even":      func(r *run, v any) bool { return r.divides(v, int64(2), 0) },
+		"false":     func(r *run, v any) bool { return v == false },
+		"float":     is[float64],
+		"integer":   func(r *run, v any) bool { return is[int64](r, v) || is[*big.Int](r, v) },
+		"iterable":  func(r *run, v any) bool { return iterable(v) },
+		"lower":     func(r *run, v any) bool { return cased(r.str(v), unicode.IsLower, unicode.IsUpper) },
+		"mapping":   is[*Dict],
+		"none":      func(r *run, v any) bool { return v == nil },
+		"number":    func(r *run, v any) bool { return isNumber(v) },
+		"odd":       func(r *run, v any) bool { return r.divides(v, int64(2), 1) },
+		"string":    func(r *run, v any) bool { _, ok := text(v); return ok },
+		"true":      func(r *run, v any) bool { return v == true },
+		"undefined": is[undefined],
+		"upper":     func(r *run, v any) bool { return cased(r.str(v), unicode.IsUpper, unicode.IsLower) },
+		"callable": func(r *run, v any) bool {
+			return is[*function](r, v) || is[*macro](r, v) || is[*loopVar](r, v) || isUndefined(v)
 		},
-		"sameas": func(r *run, v any, a *args) (bool, error) {
-			b, err := a.bind("test 'sameas'", 1, "other")
-			if err != nil {
-				return false, err
-			}
-			return same(v, b[0]), nil
+		"sequence": func(r *run, v any) bool {
+			l, ok := v.(*List)
+			return ok && l.indexed() || !ok && iterable(v) && !is[*generator](r, v)
 		},
-		"filter": func(r *run, v any, a *args) (bool, error) { s, _ := text(v); return filters[s] != nil, nil },
-		"test":   func(r *run, v any, a *args) (bool, error) { s, _ := text(v); return tests[s] != nil, nil },
-		"in":     compareTest("in"),
-	}
-	for op, names := range map[string][]string{
-		"==": {"==", "eq", "equalto"}, "!=": {"!=", "ne"},
-		">": {">", "gt", "greaterthan"}, ">=": {">=", "ge"},
-		"<": {"<", "lt", "lessthan"}, "<=": {"<=", "le"},
 	} {
-		for _, n := range names {
-			tests[n] = compareTest(op)
+		tests[name] = kindTest(name, f)
+	}
+	for op, names := range map[string]string{"==": "== eq equalto", "!=": "!= ne", ">": "> gt greaterthan", ">=": ">= ge",
+		"<": "< lt lessthan", "<=": "<= le", "in": "in"} {
+		for name := range strings.FieldsSeq(names) {
+			tests[name] = otherTest(name, func(r *run, v, other any) bool { return r.compare(op, v, other) })
 		}
 	}
+	tests["divisibleby"] = otherTest("divisibleby", func(r *run, v, by any) bool { return r.divides(v, by, 0) })
+	tests["sameas"] = otherTest("sameas", func(r *run, v, other any) bool { return v == other })
 }
 
-func (r *run) caseTest(v any, a *args, method string) (bool, error) {
-	if _, err := a.bind("test", 0); err != nil {
-		return false, err
+// divides reports whether v modulo by is want.
+func (r *run) divides(v, by any, want int64) bool {
+	mustDefined(v)
+	if !isNumber(v) {
+		panic(errorf("not a number: %s", typeName(v)))
 	}
-	s, err := r.str(v)
-	if err != nil {
-		return false, err
-	}
-	x, err := strMethods[method](r, s, &args{})
-	return x == true, err
-}
-
-// remainder is the odd and even test.
-func (r *run) remainder(v any, a *args, want int64) (bool, error) {
-	if _, err := a.bind("test", 0); err != nil {
-		return false, err
-	}
-	return r.divides(v, int64(2), want)
-}
-
-func (r *run) divides(v, by any, want int64) (bool, error) {
-	if _, ok := toFloat(v); !ok {
-		if u, ok := v.(undefined); ok {
-			return false, u.err()
-		}
-		return false, errors.New("not a number: " + typeName(v))
-	}
-	m, err := r.binary("%", v, by)
-	if err != nil {
-		return false, err
-	}
-	return r.equal(m, want, 0)
+	return r.equal(arithmetic("%", v, by), want, 0)
 }

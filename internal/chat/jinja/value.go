@@ -1,14 +1,12 @@
 package jinja
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"math/big"
 	"strconv"
 	"strings"
 	"unicode"
-	"unicode/utf8"
 )
 
 // Values a template works with:
@@ -18,21 +16,36 @@ import (
 //	*big.Int             an integer beyond int64: printed, compared, not calculated with
 //	string
 //	Markup               a string marked safe; concatenation escapes what joins it
-//	*List                list or tuple
+//	*List                list, tuple, range or what items(), keys() and values() of a dictionary return
 //	*Dict                dictionary in insertion order
 //
-// and, made by templates only, undefined, *namespace, *loopVar, *macro,
-// *function, *generator, *view and rangeValue.
+// and values that only templates create: undefined, *namespace, *loopVar, *macro, *function and *generator.
+//
+// Every operation on values either succeeds or panics with an [*Error], which
+// Render returns, as text/template does: most of them can fail, at any depth.
 
 // Markup is a string that went through |safe or |escape.
 type Markup string
 
-// List is a Python list or tuple.
+// List is a Python sequence.
 type List struct {
 	Items []any
-	tuple bool
-	group bool // a groupby result: items are also .grouper and .list
+	kind  listKind
 }
+
+type listKind string
+
+const (
+	isList   listKind = ""
+	isTuple  listKind = "tuple"
+	isRange  listKind = "range"
+	isItems  listKind = "dict_items" // this one and the next two have a length but no elements by index
+	isKeys   listKind = "dict_keys"
+	isValues listKind = "dict_values"
+)
+
+// indexed reports whether l[i] exists.
+func (l *List) indexed() bool { return l.kind == isList || l.kind == isTuple || l.kind == isRange }
 
 // NewList returns a list of the items, which must be values of this package.
 func NewList(items ...any) *List { return &List{Items: items} }
@@ -62,9 +75,7 @@ func (d *Dict) Get(key string) (any, bool) {
 // Merge stores everything that from holds, in its order.
 func (d *Dict) Merge(from *Dict) {
 	for i, key := range from.keys {
-		if h, err := hashKey(key); err == nil { // always: it was hashed when from took it
-			d.set(h, key, from.values[i])
-		}
+		d.set(hashKey(key), key, from.values[i])
 	}
 }
 
@@ -75,7 +86,7 @@ func MapStrings(v any, f func(string) string) any {
 	case string:
 		return f(v)
 	case *List:
-		out := &List{Items: make([]any, len(v.Items)), tuple: v.tuple}
+		out := &List{Items: make([]any, len(v.Items)), kind: v.kind}
 		for i, e := range v.Items {
 			out.Items[i] = MapStrings(e, f)
 		}
@@ -84,9 +95,7 @@ func MapStrings(v any, f func(string) string) any {
 		out := NewDict()
 		for i, k := range v.keys {
 			key := MapStrings(k, f)
-			if h, err := hashKey(key); err == nil { // always: k was hashed when v took it
-				out.index[h] = i
-			}
+			out.index[hashKey(key)] = i
 			out.keys = append(out.keys, key)
 			out.values = append(out.values, MapStrings(v.values[i], f))
 		}
@@ -108,15 +117,11 @@ func (d *Dict) set(hash, key, v any) {
 	d.values = append(d.values, v)
 }
 
-func (d *Dict) lookup(key any) (any, bool, error) {
-	h, err := hashKey(key)
-	if err != nil {
-		return nil, false, err
+func (d *Dict) lookup(key any) (any, bool) {
+	if i, ok := d.index[hashKey(key)]; ok {
+		return d.values[i], true
 	}
-	if i, ok := d.index[h]; ok {
-		return d.values[i], true, nil
-	}
-	return nil, false, nil
+	return nil, false
 }
 
 type noneKey struct{}
@@ -125,51 +130,43 @@ type tupleKey string
 
 // hashKey maps a value to a comparable Go value such that equal Python keys
 // collide: 1, 1.0 and True are one key.
-func hashKey(v any) (any, error) { return hashNested(v, 0) }
+func hashKey(v any) any { return hashNested(v, 0) }
 
-func hashNested(v any, depth int) (any, error) {
+func hashNested(v any, depth int) any {
 	switch v := v.(type) {
 	case nil:
-		return noneKey{}, nil
-	case string:
-		return v, nil
+		return noneKey{}
+	case string, int64, *macro, *function, *namespace, *loopVar, *generator:
+		return v
 	case Markup:
-		return string(v), nil
+		return string(v)
 	case bool:
-		if v {
-			return int64(1), nil
-		}
-		return int64(0), nil
-	case int64:
-		return v, nil
+		i, _ := toInt(v)
+		return i
 	case *big.Int:
-		return tupleKey("int:" + v.String()), nil
+		return tupleKey("int:" + v.String())
 	case float64:
 		if v == math.Trunc(v) && math.Abs(v) < 1<<62 {
-			return int64(v), nil
+			return int64(v)
 		}
-		return v, nil
+		return v
 	case undefined:
-		return undefinedKey{}, nil
+		return undefinedKey{}
 	case *List:
-		if v.tuple {
-			var b strings.Builder
-			for _, e := range v.Items {
-				if depth > 20 || b.Len() > 1<<16 {
-					return nil, limitError("tuple is too large for a key")
-				}
-				h, err := hashNested(e, depth+1)
-				if err != nil {
-					return nil, err
-				}
-				fmt.Fprintf(&b, "%T:%q,", h, fmt.Sprint(h))
-			}
-			return tupleKey(b.String()), nil
+		if v.kind != isTuple {
+			break
 		}
-	case *macro, *function, *namespace, *loopVar, *generator:
-		return v, nil
+		var b strings.Builder
+		for _, e := range v.Items {
+			if depth > 20 || b.Len() > 1<<16 {
+				panic(limitError("tuple is too large for a key"))
+			}
+			h := hashNested(e, depth+1)
+			fmt.Fprintf(&b, "%T:%q,", h, fmt.Sprint(h))
+		}
+		return tupleKey(b.String())
 	}
-	return nil, fmt.Errorf("unhashable type: '%s'", typeName(v))
+	panic(errorf("unhashable type: '%s'", typeName(v)))
 }
 
 // undefined is the value of a name, key or attribute that does not exist. It
@@ -178,11 +175,16 @@ type undefined struct {
 	msg string
 }
 
-func (u undefined) err() error { return errors.New(u.msg) }
-
-func undefinedName(name string) undefined {
-	return undefined{pyQuote(name) + " is undefined"}
+// mustDefined fails if one of the values is undefined.
+func mustDefined(values ...any) {
+	for _, v := range values {
+		if u, ok := v.(undefined); ok {
+			panic(errorf("%s", u.msg))
+		}
+	}
 }
+
+func isUndefined(v any) bool { _, ok := v.(undefined); return ok }
 
 // undefinedItem is the result of looking up a key or attribute that obj lacks.
 func undefinedItem(obj, key any) undefined {
@@ -190,19 +192,13 @@ func undefinedItem(obj, key any) undefined {
 	if obj == nil {
 		owner = "None"
 	}
-	switch k := key.(type) {
-	case string:
+	if k, ok := text(key); ok {
 		return undefined{fmt.Sprintf("'%s' has no attribute %s", owner, pyQuote(clip(k)))}
-	case Markup:
-		return undefinedItem(obj, string(k))
-	case int64:
+	}
+	if k, ok := key.(int64); ok {
 		return undefined{fmt.Sprintf("%s has no element %d", owner, k)}
 	}
 	return undefined{fmt.Sprintf("%s has no such element", owner)}
-}
-
-func unsafeAttr(obj any, name string) undefined {
-	return undefined{fmt.Sprintf("access to attribute %s of '%s' object is unsafe.", pyQuote(clip(name)), typeName(obj))}
 }
 
 type namespace struct{ d *Dict }
@@ -210,28 +206,15 @@ type namespace struct{ d *Dict }
 // function is a builtin or a bound method.
 type function struct {
 	name string
-	call func(r *run, a *args) (any, error)
-	// attrs are the attributes of a stateful builtin such as a cycler.
-	attrs map[string]*function
+	call func(r *run, a *args) any
 }
 
 // generator is what lazy filters return: true whatever it holds, without a
-// length, and gone after one pass.
+// length, and used up after one pass.
 type generator struct {
 	name string
-	next func() (v any, ok bool, err error)
+	next func() (v any, ok bool)
 }
-
-// view is what dict.items(), keys() and values() return: it has a length and
-// can be looped over but not indexed.
-type view struct {
-	kind  string
-	items []any
-}
-
-type rangeValue struct{ lo, n, step int64 }
-
-func (v rangeValue) at(i int64) int64 { return v.lo + i*v.step }
 
 func typeName(v any) string {
 	switch v := v.(type) {
@@ -248,10 +231,10 @@ func typeName(v any) string {
 	case Markup:
 		return "Markup"
 	case *List:
-		if v.tuple {
-			return "tuple"
+		if v.kind == isList {
+			return "list"
 		}
-		return "list"
+		return string(v.kind)
 	case *Dict:
 		return "dict"
 	case undefined:
@@ -264,14 +247,8 @@ func typeName(v any) string {
 		return "LoopContext"
 	case *generator:
 		return "generator"
-	case *view:
-		return v.kind
-	case rangeValue:
-		return "range"
-	case *function:
-		return "function"
 	}
-	return "object"
+	return "function"
 }
 
 // text returns the string of a string-like value.
@@ -283,6 +260,26 @@ func text(v any) (string, bool) {
 		return string(v), true
 	}
 	return "", false
+}
+
+// needText returns the string of an argument that must be one.
+func needText(what string, v any) string {
+	mustDefined(v)
+	s, ok := text(v)
+	if !ok {
+		panic(errorf("%s must be str, not %s", what, typeName(v)))
+	}
+	return s
+}
+
+// needInt returns the number of an argument that must be an integer.
+func needInt(what string, v any) int64 {
+	mustDefined(v)
+	i, ok := toInt(v)
+	if !ok {
+		panic(errorf("%s must be an integer, not %s", what, typeName(v)))
+	}
+	return i
 }
 
 // like gives s the string type of v, as Markup's methods do.
@@ -311,10 +308,6 @@ func truth(v any) bool {
 		return len(v.Items) > 0
 	case *Dict:
 		return len(v.keys) > 0
-	case *view:
-		return len(v.items) > 0
-	case rangeValue:
-		return v.n > 0
 	}
 	return true
 }
@@ -401,24 +394,18 @@ func pyQuote(s string) string {
 }
 
 // str is Python's str(v), charged to the run's budget.
-func (r *run) str(v any) (string, error) {
+func (r *run) str(v any) string {
 	switch v := v.(type) {
 	case string:
-		return v, nil
+		return v
 	case Markup:
-		return string(v), nil
+		return string(v)
 	case undefined:
-		return "", nil
-	case nil:
-		return "None", nil
-	case bool, int64, float64, *big.Int:
-		return scalarRepr(v), nil
+		return ""
+	case nil, bool, int64, float64, *big.Int:
+		return scalarRepr(v)
 	}
-	var b strings.Builder
-	if err := r.repr(&b, v, 0); err != nil {
-		return "", err
-	}
-	return b.String(), nil
+	return r.repr(v)
 }
 
 func scalarRepr(v any) string {
@@ -438,376 +425,82 @@ func scalarRepr(v any) string {
 	return "None"
 }
 
-// repr appends Python's repr(v). Values can share parts, so depth and size are
+// repr is Python's repr(v).
+func (r *run) repr(v any) string {
+	var b strings.Builder
+	r.writeRepr(&b, v, 0)
+	return b.String()
+}
+
+// writeRepr appends repr(v). Values can share parts, so depth and size are
 // checked while writing.
-func (r *run) repr(b *strings.Builder, v any, depth int) error {
-	if err := r.step(); err != nil {
-		return err
-	}
-	if err := r.charge(16); err != nil {
-		return err
-	}
-	if err := r.nested(depth); err != nil {
-		return err
-	}
-	put := func(s string) error {
+func (r *run) writeRepr(b *strings.Builder, v any, depth int) {
+	r.spend(1)
+	r.charge(16)
+	r.nested(depth)
+	put := func(s string) {
 		b.WriteString(s)
-		return r.charge(len(s))
-	}
-	seq := func(open string, items []any, end string) error {
-		b.WriteString(open)
-		for i, e := range items {
-			if i > 0 {
-				b.WriteString(", ")
-			}
-			if err := r.repr(b, e, depth+1); err != nil {
-				return err
-			}
-		}
-		return put(end)
+		r.charge(len(s))
 	}
 	switch v := v.(type) {
 	case nil, bool, int64, float64, *big.Int:
-		return put(scalarRepr(v))
+		put(scalarRepr(v))
 	case undefined:
-		return put("Undefined")
+		put("Undefined")
 	case string:
-		return put(pyQuote(v))
+		put(pyQuote(v))
 	case Markup:
-		return put("Markup(" + pyQuote(string(v)) + ")")
+		put("Markup(" + pyQuote(string(v)) + ")")
 	case *List:
-		switch {
-		case !v.tuple:
-			return seq("[", v.Items, "]")
-		case len(v.Items) == 1:
-			return seq("(", v.Items, ",)")
-		}
-		return seq("(", v.Items, ")")
+		r.reprList(b, v, depth)
 	case *Dict:
-		return r.reprDict(b, v, depth)
+		r.reprDict(b, v, depth)
 	case *namespace:
 		b.WriteString("<Namespace ")
-		if err := r.reprDict(b, v.d, depth+1); err != nil {
-			return err
-		}
-		return put(">")
-	case *view:
-		return seq(v.kind+"([", v.items, "])")
-	case rangeValue:
-		if v.step == 1 {
-			return put(fmt.Sprintf("range(%d, %d)", v.lo, v.at(v.n)))
-		}
-		return put(fmt.Sprintf("range(%d, %d, %d)", v.lo, v.at(v.n), v.step))
+		r.reprDict(b, v.d, depth+1)
+		put(">")
 	case *macro:
-		return put("<Macro " + pyQuote(v.m.name) + ">")
+		put("<Macro " + pyQuote(v.m.name) + ">")
 	case *generator:
-		return put("<generator object " + v.name + ">")
-	case *function:
-		return put("<function " + v.name + ">")
-	case *loopVar:
-		return put(fmt.Sprintf("<LoopContext %d/%d>", v.i+1, len(v.items)))
+		put("<generator object " + v.name + ">")
+	default:
+		panic(errorf("printing a %s is not supported", typeName(v)))
 	}
-	return put("<object>")
 }
 
-func (r *run) reprDict(b *strings.Builder, d *Dict, depth int) error {
+func (r *run) reprList(b *strings.Builder, l *List, depth int) {
+	open, end := "[", "]"
+	switch {
+	case l.kind == isRange:
+		panic(errorf("printing a range is not supported: use range(...)|list"))
+	case l.kind == isTuple && len(l.Items) == 1:
+		open, end = "(", ",)"
+	case l.kind == isTuple:
+		open, end = "(", ")"
+	case l.kind != isList:
+		open, end = string(l.kind)+"([", "])"
+	}
+	b.WriteString(open)
+	for i, e := range l.Items {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		r.writeRepr(b, e, depth+1)
+	}
+	b.WriteString(end)
+	r.charge(len(end))
+}
+
+func (r *run) reprDict(b *strings.Builder, d *Dict, depth int) {
 	b.WriteByte('{')
 	for i, k := range d.keys {
 		if i > 0 {
 			b.WriteString(", ")
 		}
-		if err := r.repr(b, k, depth+1); err != nil {
-			return err
-		}
+		r.writeRepr(b, k, depth+1)
 		b.WriteString(": ")
-		if err := r.repr(b, d.values[i], depth+1); err != nil {
-			return err
-		}
+		r.writeRepr(b, d.values[i], depth+1)
 	}
 	b.WriteByte('}')
-	return r.charge(2 + 4*len(d.keys))
-}
-
-// equal is Python's ==.
-func (r *run) equal(a, b any, depth int) (bool, error) {
-	if err := r.step(); err != nil {
-		return false, err
-	}
-	if err := r.nested(depth); err != nil {
-		return false, err
-	}
-	if x, ok := a.(*big.Int); ok {
-		if y, ok := b.(*big.Int); ok {
-			return x.Cmp(y) == 0, nil
-		}
-	}
-	if i, ok := toInt(a); ok {
-		if j, ok := toInt(b); ok {
-			return i == j, nil
-		}
-	}
-	if x, ok := toFloat(a); ok {
-		y, ok := toFloat(b)
-		return ok && x == y, nil
-	}
-	if s, ok := text(a); ok {
-		t, ok := text(b)
-		if !ok || len(s) != len(t) {
-			return false, nil
-		}
-		return s == t, r.touch(s)
-	}
-	switch a := a.(type) {
-	case nil:
-		return b == nil, nil
-	case undefined:
-		_, ok := b.(undefined)
-		return ok, nil
-	case *List:
-		l, ok := b.(*List)
-		if !ok || len(l.Items) != len(a.Items) || l.tuple != a.tuple {
-			return false, nil
-		}
-		if a == l {
-			return true, nil
-		}
-		for i := range a.Items {
-			if ok, err := r.equal(a.Items[i], l.Items[i], depth+1); !ok || err != nil {
-				return false, err
-			}
-		}
-		return true, nil
-	case *Dict:
-		d, ok := b.(*Dict)
-		if !ok || len(d.keys) != len(a.keys) {
-			return false, nil
-		}
-		if a == d {
-			return true, nil
-		}
-		for h, i := range a.index {
-			j, ok := d.index[h]
-			if !ok {
-				return false, nil
-			}
-			if ok, err := r.equal(a.values[i], d.values[j], depth+1); !ok || err != nil {
-				return false, err
-			}
-		}
-		return true, nil
-	case rangeValue:
-		return a == b, nil
-	}
-	return same(a, b), nil
-}
-
-// same is Python's "is" for the values that have an identity.
-func same(a, b any) bool {
-	switch a := a.(type) {
-	case nil:
-		return b == nil
-	case bool, int64, float64, string, Markup, rangeValue:
-		return a == b
-	case *List:
-		x, ok := b.(*List)
-		return ok && a == x
-	case *Dict:
-		x, ok := b.(*Dict)
-		return ok && a == x
-	case *namespace:
-		x, ok := b.(*namespace)
-		return ok && a == x
-	case *macro:
-		x, ok := b.(*macro)
-		return ok && a == x
-	case *function:
-		x, ok := b.(*function)
-		return ok && a == x
-	case *generator:
-		x, ok := b.(*generator)
-		return ok && a == x
-	case *loopVar:
-		x, ok := b.(*loopVar)
-		return ok && a == x
-	case *view:
-		x, ok := b.(*view)
-		return ok && a == x
-	}
-	return false
-}
-
-// order compares with <: -1, 0 or 1, or an error for values without an order.
-func (r *run) order(op string, a, b any, depth int) (int, error) {
-	if err := r.step(); err != nil {
-		return 0, err
-	}
-	if err := r.nested(depth); err != nil {
-		return 0, err
-	}
-	for _, v := range []any{a, b} {
-		if u, ok := v.(undefined); ok {
-			return 0, u.err()
-		}
-	}
-	if i, ok := toInt(a); ok {
-		if j, ok := toInt(b); ok {
-			return sign(i < j, i > j), nil
-		}
-	}
-	if x, ok := toFloat(a); ok {
-		if y, ok := toFloat(b); ok {
-			return sign(x < y, x > y), nil
-		}
-	}
-	if s, ok := text(a); ok {
-		if t, ok := text(b); ok {
-			return strings.Compare(s, t), r.touch(s[:min(len(s), len(t))])
-		}
-	}
-	if x, ok := a.(*List); ok {
-		if y, ok := b.(*List); ok && x.tuple == y.tuple {
-			for i := range min(len(x.Items), len(y.Items)) {
-				eq, err := r.equal(x.Items[i], y.Items[i], depth+1)
-				if err != nil {
-					return 0, err
-				}
-				if !eq {
-					return r.order(op, x.Items[i], y.Items[i], depth+1)
-				}
-			}
-			return sign(len(x.Items) < len(y.Items), len(x.Items) > len(y.Items)), nil
-		}
-	}
-	return 0, fmt.Errorf("'%s' not supported between instances of '%s' and '%s'", op, typeName(a), typeName(b))
-}
-
-func sign(less, more bool) int {
-	switch {
-	case less:
-		return -1
-	case more:
-		return 1
-	}
-	return 0
-}
-
-// iterate returns what a loop over v visits. A generator is used up by it.
-func (r *run) iterate(v any) ([]any, error) {
-	switch v := v.(type) {
-	case undefined:
-		return nil, nil
-	case string:
-		return r.chars(v)
-	case Markup:
-		return r.chars(string(v))
-	case *List:
-		return v.Items, nil
-	case *Dict:
-		return v.keys, nil
-	case *view:
-		return v.items, nil
-	case rangeValue:
-		if err := r.charge(int(v.n) * 16); err != nil {
-			return nil, err
-		}
-		out := make([]any, v.n)
-		for i := range out {
-			out[i] = v.at(int64(i))
-		}
-		return out, nil
-	case *generator:
-		var out []any
-		for {
-			e, ok, err := v.next()
-			if err != nil {
-				return nil, err
-			}
-			if !ok {
-				return out, nil
-			}
-			if err := r.charge(16); err != nil {
-				return nil, err
-			}
-			out = append(out, e)
-		}
-	}
-	return nil, fmt.Errorf("'%s' object is not iterable", typeName(v))
-}
-
-func (r *run) chars(s string) ([]any, error) {
-	if err := r.charge(len(s) * 17); err != nil {
-		return nil, err
-	}
-	out := make([]any, 0, len(s))
-	for i, n := 0, 0; i < len(s); i += n {
-		_, n = utf8.DecodeRuneInString(s[i:])
-		out = append(out, s[i:i+n])
-	}
-	return out, nil
-}
-
-func iterable(v any) bool {
-	switch v.(type) {
-	case undefined, string, Markup, *List, *Dict, *view, rangeValue, *generator:
-		return true
-	}
-	return false
-}
-
-func lengthOf(v any) (int64, error) {
-	switch v := v.(type) {
-	case string:
-		return int64(utf8.RuneCountInString(v)), nil
-	case Markup:
-		return int64(utf8.RuneCountInString(string(v))), nil
-	case *List:
-		return int64(len(v.Items)), nil
-	case *Dict:
-		return int64(len(v.keys)), nil
-	case *view:
-		return int64(len(v.items)), nil
-	case rangeValue:
-		return v.n, nil
-	case *loopVar:
-		return int64(len(v.items)), nil
-	case undefined:
-		return 0, nil
-	}
-	return 0, fmt.Errorf("object of type '%s' has no len()", typeName(v))
-}
-
-// contains is Python's "v in c".
-func (r *run) contains(c, v any) (bool, error) {
-	switch c := c.(type) {
-	case string, Markup:
-		s, _ := text(c)
-		t, ok := text(v)
-		if !ok {
-			return false, fmt.Errorf("'in <string>' requires string as left operand, not %s", typeName(v))
-		}
-		// Searching costs time in proportion to the text, not one step.
-		if err := r.touch(s, t); err != nil {
-			return false, err
-		}
-		return strings.Contains(s, t), nil
-	case *Dict:
-		if err := r.touch(v); err != nil {
-			return false, err
-		}
-		_, ok, err := c.lookup(v)
-		return ok, err
-	case undefined, *List, *view, rangeValue, *generator:
-		items, err := r.iterate(c)
-		if err != nil {
-			return false, err
-		}
-		for _, e := range items {
-			ok, err := r.equal(e, v, 0)
-			if ok || err != nil {
-				return ok, err
-			}
-		}
-		return false, nil
-	}
-	return false, fmt.Errorf("argument of type '%s' is not iterable", typeName(c))
+	r.charge(2 + 4*len(d.keys))
 }

@@ -20,7 +20,7 @@ type gemma4 struct {
 	word   strings.Builder
 	held   []byte    // may be a string mark
 	isKey  bool      // the string being read is a key
-	json   *jsonScan // reads a string in plain JSON quotes, nil otherwise
+	json   *jsonScan // reads a string in JSON quotes, nil otherwise
 }
 
 type gemmaState uint8

@@ -14,7 +14,7 @@ type hermes struct {
 	value *jsonScan
 	key   string
 	name  string
-	args  strings.Builder // arguments that came before the name
+	args  strings.Builder // arguments that stand before the name
 	named bool            // the call has begun
 	given bool            // arguments were given
 	tail  string          // of the closing marker, still to come

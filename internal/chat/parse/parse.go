@@ -13,8 +13,8 @@
 // beyond how deltas are divided. Text that could still turn out to be a marker
 // is held back. What looks like a tool call but is none (broken syntax, the
 // output ending in the middle, an example inside a fenced code block) is
-// ordinary content; there are no errors. A call of a function nobody offered
-// is a call: whoever runs it knows what to answer. A complete call ends the
+// ordinary content; there are no errors. A call of an unknown function
+// is a call: the client decides what to answer. A complete call ends the
 // reasoning it stands in.
 //
 // The families differ in their tool calls: JSON in tags (hermes.go), functions
@@ -96,7 +96,7 @@ type Parser struct {
 	thinking  bool
 	fresh     bool // nothing but thinking and calls since the start or the last of them
 	answered  bool // some content was emitted
-	block     bool // a think block or call came before: space after it is layout
+	block     bool // a think block or call stands before: space after it is layout
 	afterBare bool
 
 	call    call
@@ -259,7 +259,7 @@ func (p *Parser) begin(name string) bool {
 	return true
 }
 
-// plausible is the name of a function that nobody offered.
+// plausible is the name of a function that is not among the tools.
 var plausible = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_.:/-]*$`)
 
 // schemaOf is what is known of a tool's parameters.

@@ -27,19 +27,19 @@ type Tool struct {
 // CompileCalls turns tools into the grammar of a call of one of them. Arguments come in any order, the required ones
 // always. In tags, strings are free text, or one of a list, and everything else is JSON. A tool whose schema cannot
 // be honoured takes any arguments, and so do all when there are too many.
-func CompileCalls(n Notation, tools []Tool) (*Grammar, error) {
-	g, err := compileCalls(n, tools)
+func CompileCalls(n Notation, tools []Tool) (g *Grammar, err error) {
+	err = catch(func() { g = compileCalls(n, tools) })
 	if err != nil {
 		loose := make([]Tool, len(tools))
 		for i, t := range tools {
 			loose[i].Name = t.Name
 		}
-		g, err = compileCalls(n, loose)
+		err = catch(func() { g = compileCalls(n, loose) })
 	}
 	return g, err
 }
 
-func compileCalls(n Notation, tools []Tool) (*Grammar, error) {
+func compileCalls(n Notation, tools []Tool) *Grammar {
 	c := newCompiler(nil)
 	c.anyOrder = true
 	c.text = c.b.newRule()
@@ -50,22 +50,14 @@ func compileCalls(n Notation, tools []Tool) (*Grammar, error) {
 	rule := c.b.newRule()
 	var starts []int32
 	for _, t := range tools {
-		s, err := c.call(n, t)
-		if err != nil {
-			return nil, err
-		}
-		starts = append(starts, s)
+		starts = append(starts, c.call(n, t))
 	}
 	c.b.rules[rule].start = c.b.space(c.b.alt(starts...))
-	p, err := c.b.finish(rule)
-	if err != nil {
-		return nil, errAt("#", "%v", err)
-	}
-	return newGrammar(p), nil
+	return c.grammar(rule)
 }
 
 // call reads a call of one tool.
-func (c *compiler) call(n Notation, t Tool) (int32, error) {
+func (c *compiler) call(n Notation, t Tool) int32 {
 	b := c.b
 	var head, tail string
 	next := endState
@@ -78,8 +70,8 @@ func (c *compiler) call(n Notation, t Tool) (int32, error) {
 		head, tail = "call:"+t.Name, "<tool_call|>"
 	}
 	next = b.lit(tail, next)
-	s, err := c.arguments(n, t.Parameters, next)
-	if err != nil { // whatever it takes
+	var s int32
+	if err := catch(func() { s = c.arguments(n, t.Parameters, next) }); err != nil { // whatever it takes
 		if n == CallTags {
 			any, name := b.newRule(), b.hole()
 			b.fill(name, b.class(nameClass, name), b.lit(">\n", b.call(c.text, endState)))
@@ -94,34 +86,29 @@ func (c *compiler) call(n Notation, t Tool) (int32, error) {
 		s = b.lit("{", b.space(b.lit("\"name\"", b.colon(b.lit(encode(t.Name), b.comma(s))))))
 	}
 	if b.err != nil {
-		return 0, b.err
+		panic(errAt("#", "%v", b.err))
 	}
-	return b.lit(head, s), nil
+	return b.lit(head, s)
 }
 
 // arguments reads what fits the schema of a tool.
-func (c *compiler) arguments(n Notation, schema []byte, next int32) (int32, error) {
-	root, err := decodeSchema(schema)
-	if err != nil {
-		return 0, err
-	}
+func (c *compiler) arguments(n Notation, schema []byte, next int32) int32 {
+	root := decodeSchema(schema)
 	c.begin(root)
 	var s int32
 	if n == CallTags {
-		s, err = c.parameters(next)
-	} else if flat, ferr := c.flatten(root, "#", 0); ferr != nil {
-		return 0, ferr
-	} else if o, ok := flat.(*object); !ok {
-		return 0, errAt("#", "must be an object")
+		s = c.parameters(next)
 	} else {
+		o, ok := c.flatten(root, "#", 0).(*object)
+		if !ok {
+			panic(errAt("#", "must be an object"))
+		}
 		o = o.without("type") // some leave it out, and nothing else can be meant
 		o.set("type", "object")
-		s, err = c.value(o, "#", next)
+		s = c.value(o, "#", next)
 	}
-	if err == nil {
-		err = c.compileRules()
-	}
-	return s, err
+	c.compileRules()
+	return s
 }
 
 // gemma changes the notation of values to Gemma's.
@@ -149,60 +136,51 @@ func (c *compiler) gemma() {
 const endParameter = "\n</parameter>\n"
 
 // parameters reads the parameters of a schema in tags.
-func (c *compiler) parameters(next int32) (int32, error) {
-	flat, err := c.flatten(c.root, "#", 0)
-	if err != nil {
-		return 0, err
-	}
+func (c *compiler) parameters(next int32) int32 {
+	flat := c.flatten(c.root, "#", 0)
 	o, _ := flat.(*object)
 	if o == nil {
-		return 0, errAt("#", "must be an object")
+		panic(errAt("#", "must be an object"))
 	}
 	for _, k := range []string{"anyOf", "oneOf", "enum", "const"} {
 		if _, ok := o.get(k); ok {
-			return 0, errAt(o.at(k), "is not supported for parameters")
+			panic(errAt(o.at(k), "is not supported for parameters"))
 		}
 	}
 	props, ok := o.m["properties"].(*object)
 	if !ok {
-		return 0, errAt(o.at("properties"), "is missing")
+		panic(errAt(o.at("properties"), "is missing"))
 	}
 	required := o.required()
 	if i := slices.IndexFunc(required, func(k string) bool { _, ok := props.get(k); return !ok }); i >= 0 {
-		return 0, errAt(o.at("required"), "there is no property %q", required[i])
+		panic(errAt(o.at("required"), "there is no property %q", required[i]))
 	}
 	if len(props.keys) > maxMembers {
-		return 0, errAt(o.at("properties"), "are too many")
+		panic(errAt(o.at("properties"), "are too many"))
 	}
 	members := &set{extra: -1, extraLater: -1}
 	for i, name := range props.keys {
 		r := c.b.newRule()
-		s, err := c.parameter(props.m[name], props.at(name), endState)
-		if err != nil {
-			return 0, err
-		}
+		s := c.parameter(props.m[name], props.at(name), endState)
 		c.b.rules[r].start = c.b.lit("<parameter="+name+">\n", s)
 		members.first, members.later = append(members.first, r), append(members.later, r)
 		if slices.Contains(required, name) {
 			members.required |= 1 << i
 		}
 	}
-	return c.b.add(state{kind: kindSet, set: members, max: -1, next: []int32{next}}), nil
+	return c.b.add(state{kind: kindSet, set: members, max: -1, next: []int32{next}})
 }
 
 // parameter reads a value and the tag that ends it.
-func (c *compiler) parameter(v any, path string, next int32) (int32, error) {
-	flat, err := c.flatten(v, path, 0)
-	if err != nil {
-		return 0, err
-	}
+func (c *compiler) parameter(v any, path string, next int32) int32 {
+	flat := c.flatten(v, path, 0)
 	o, ok := flat.(*object)
 	if !ok {
-		return c.b.call(c.text, next), nil
+		return c.b.call(c.text, next)
 	}
 	for _, k := range []string{"anyOf", "oneOf"} {
 		if _, ok := o.get(k); ok {
-			return c.b.call(c.text, next), nil // a string may be among them, and has no quotes here
+			return c.b.call(c.text, next) // a string may be among them, and has no quotes here
 		}
 	}
 	if list, ok := o.values(); ok {
@@ -214,14 +192,11 @@ func (c *compiler) parameter(v any, path string, next int32) (int32, error) {
 				words = append(words, c.b.scalar(v))
 			}
 		}
-		return c.b.words(words, c.b.lit(endParameter, next)), nil
+		return c.b.words(words, c.b.lit(endParameter, next))
 	}
-	t, err := o.allTypes()
-	if err != nil {
-		return 0, err
-	}
+	t := o.allTypes()
 	if t&tString != 0 {
-		return c.b.call(c.text, next), nil
+		return c.b.call(c.text, next)
 	}
 	return c.value(flat, path, c.b.lit(endParameter, next))
 }

@@ -9,10 +9,10 @@
 // rules call each other through a stack, and a [Matcher] walks the
 // vocabulary's trie with it to find which tokens may come next. Work is shared
 // on three levels: what a state of the automaton allows whatever surrounds it
-// (kept with the vocabulary or the grammar), steps between configurations
-// (kept with the matcher and its forks), and finished masks.
+// (stored with the vocabulary or the grammar), steps between configurations
+// (stored with the matcher and its forks), and finished masks.
 //
-// Work is counted and has a limit for each token ([ErrWork]), tables and what is kept for later have one in bytes.
+// Work is counted and has a limit for each token ([ErrWork]), tables and caches have one in bytes.
 // [Matcher.Prepare] does the work of a mask ahead of it, on another goroutine if need be.
 //
 // Everything the grammar emits validates against the schema. The reverse does
@@ -21,7 +21,7 @@
 // what printers write, numbers have at most 16 digits before and after the
 // point, common formats of strings are a little narrower than their standards.
 // A keyword that would change the language and is not supported is a [*Error]
-// that names it and where it stands; formats nobody knows are ignored.
+// that names it and where it stands; unknown formats are ignored.
 //
 // A [Grammar] and a [Vocab] may be shared by goroutines; a Matcher and its
 // forks belong to one.

@@ -64,7 +64,7 @@ func CompileGBNF(text string) (*Grammar, error) {
 	return newGrammar(prog), nil
 }
 
-// gbnfRule is a rule; it is made when it is first mentioned.
+// gbnfRule is a rule; it is created when it is first mentioned.
 type gbnfRule struct {
 	body     gbnfNode
 	defined  bool

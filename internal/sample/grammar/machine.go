@@ -40,7 +40,7 @@ type machine struct {
 type frame struct {
 	state      int32  // to go on at, or the kindRepeat state that counts
 	parent     int32  // stack below; noStack at the bottom
-	counts     bool   // a round of a repetition, not a plain call
+	counts     bool   // a round of a repetition, not a call
 	need, left int32  // of a repetition, this round included; left < 0: no bound
 	used       uint64 // of a set: its members so far
 	any        bool   // of a set: it has begun, if only with something extra

@@ -182,25 +182,19 @@ func (b *builder) finish(root int32) (*program, error) {
 			p.counted = true
 		}
 		if s.kind == kindBytes {
-			kept := s.edges[:0]
+			bad := func(e edge) bool { return !good[e.to] }
+			if slices.ContainsFunc(s.edges, bad) { // the edges of built-in rules are shared, and all good
+				s.edges = slices.DeleteFunc(s.edges, bad)
+			}
 			n := 0
 			for _, e := range s.edges {
-				if good[e.to] {
-					kept = append(kept, e)
-					n += int(e.hi) - int(e.lo) + 1
-				}
+				n += int(e.hi) - int(e.lo) + 1
 			}
-			s.edges = kept
 			s.heavy = n >= heavyBytes
 		}
-		if s.kind == kindJump {
-			kept := make([]int32, 0, len(s.next))
-			for _, t := range s.next {
-				if good[t] {
-					kept = append(kept, t)
-				}
-			}
-			s.next = kept
+		bad := func(t int32) bool { return !good[t] }
+		if s.kind == kindJump && slices.ContainsFunc(s.next, bad) {
+			s.next = slices.DeleteFunc(slices.Clone(s.next), bad)
 		}
 	}
 	if p.leftRecursive(good) {

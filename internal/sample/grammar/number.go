@@ -1,36 +1,181 @@
 package grammar
 
 import (
+	"fmt"
 	"math/big"
+	"regexp/syntax"
+	"slices"
 	"strings"
+	"unicode"
 )
 
-// integer is any integer of up to maxDigits digits.
-func (b *builder) integer(next int32) int32 {
-	num := b.alt(b.lit("0", next), b.bytes(b.digits(0, maxDigits-1, next), '1', '9'))
-	return b.alt(num, b.lit("-", num))
-}
-
-// digits reads between min and max digits.
-func (b *builder) digits(min, max int, next int32) int32 {
-	s := next
-	for i := max; i > 0; i-- {
-		d := b.bytes(s, '0', '9')
-		if i > min {
-			s = b.alt(d, next)
-		} else {
-			s = d
+func (c *compiler) number(o *object, integer bool, next int32) int32 {
+	var multiple *big.Rat
+	if m, ok := o.get("multipleOf"); ok {
+		r, isNum := rat(m)
+		if !isNum || r.Sign() <= 0 {
+			panic(errAt(o.at("multipleOf"), "must be a number above 0"))
+		}
+		if multiple = r; r.Cmp(big.NewRat(1, 1)) == 0 {
+			multiple, integer = nil, true
 		}
 	}
-	return s
+	lo := o.limit("minimum", "exclusiveMinimum", 1)
+	hi := o.limit("maximum", "exclusiveMaximum", -1)
+	switch {
+	case multiple != nil:
+		return c.multiples(o, multiple, integer, lo, hi, next)
+	case lo == nil && hi == nil && integer:
+		return c.b.call(ruleInteger, next)
+	case lo == nil && hi == nil:
+		return c.b.call(ruleNumber, next)
+	case integer:
+		return c.b.expression(rangeExpr(lo, hi, 0), next)
+	}
+	return c.b.expression(rangeExpr(lo, hi, maxDigits), next)
 }
 
-// exponent is an optional exponent of one or two digits.
-func (b *builder) exponent(next int32) int32 { return b.alt(next, b.exponentMust(next)) }
+// limit combines an inclusive and an exclusive bound; sign is 1 for lower ones.
+func (o *object) limit(key, exKey string, sign int) *limit {
+	var l *limit
+	if v, ok := o.get(key); ok {
+		r, ok := rat(v)
+		if !ok {
+			panic(errAt(o.at(key), "must be a number of reasonable size"))
+		}
+		l = &limit{v: r}
+	}
+	v, ok := o.get(exKey)
+	if !ok {
+		return l
+	}
+	if b, isBool := v.(bool); isBool { // draft 4 spelling
+		if l != nil {
+			l.exclusive = b
+		}
+		return l
+	}
+	r, ok := rat(v)
+	if !ok {
+		panic(errAt(o.at(exKey), "must be a number of reasonable size"))
+	}
+	if l == nil || r.Cmp(l.v)*sign >= 0 {
+		l = &limit{r, true}
+	}
+	return l
+}
 
-func (b *builder) exponentMust(next int32) int32 {
-	d := b.digits(1, 2, next)
-	return b.bytes(b.alt(d, b.bytes(d, '+', '+', '-', '-')), 'e', 'e', 'E', 'E')
+// Numbers are regular expressions, which become states like the patterns of schemas.
+var (
+	wholeExpr   = fmt.Sprintf(`(?:0|[1-9][0-9]{0,%d})`, maxDigits-1)
+	integerExpr = `-?` + wholeExpr
+	numberExpr  = integerExpr + fmt.Sprintf(`(?:\.[0-9]{1,%d})?(?:[eE][+-]?[0-9]{1,2})?`, maxDigits)
+)
+
+// nothingExpr matches no text.
+const nothingExpr = `[^\x00-\x{10FFFF}]`
+
+// expression reads the texts of a regular expression over single bytes that this package wrote.
+func (b *builder) expression(expr string, next int32) int32 {
+	re, err := syntax.Parse(expr, syntax.Perl)
+	if err != nil {
+		panic("grammar: " + err.Error())
+	}
+	return (&sharing{b, map[edge]int32{}, map[[2]int32]int32{}}).build(re, next)
+}
+
+// sharing builds an expression whose parts that go on alike are one state: ranges of numbers repeat them.
+type sharing struct {
+	b    *builder
+	read map[edge]int32
+	skip map[[2]int32]int32
+}
+
+func (s *sharing) build(re *syntax.Regexp, next int32) int32 {
+	switch re.Op {
+	case syntax.OpEmptyMatch:
+		return next
+	case syntax.OpLiteral:
+		for _, r := range slices.Backward(re.Rune) {
+			start := s.bytes(r, r, next)
+			if re.Flags&syntax.FoldCase != 0 { // what the library makes of [eE]
+				other := unicode.SimpleFold(r)
+				start = s.either(start, s.bytes(other, other, next))
+			}
+			next = start
+		}
+		return next
+	case syntax.OpCharClass:
+		var starts []int32
+		for i := 0; i < len(re.Rune); i += 2 {
+			starts = append(starts, s.bytes(re.Rune[i], re.Rune[i+1], next))
+		}
+		return s.either(starts...)
+	case syntax.OpCapture:
+		return s.build(re.Sub[0], next)
+	case syntax.OpConcat:
+		for _, sub := range slices.Backward(re.Sub) {
+			next = s.build(sub, next)
+		}
+		return next
+	case syntax.OpAlternate:
+		var starts []int32
+		for _, sub := range re.Sub {
+			starts = append(starts, s.build(sub, next))
+		}
+		return s.either(starts...)
+	case syntax.OpQuest:
+		return s.optional(s.build(re.Sub[0], next), next)
+	case syntax.OpRepeat:
+		start := next
+		for range re.Max - re.Min {
+			start = s.optional(s.build(re.Sub[0], start), next)
+		}
+		for range re.Min {
+			start = s.build(re.Sub[0], start)
+		}
+		return start
+	}
+	return s.b.alt() // nothing
+}
+
+// either goes on at one of the starts. Those that read a byte become one state, which is faster to follow.
+func (s *sharing) either(starts ...int32) int32 {
+	if len(starts) == 1 {
+		return starts[0]
+	}
+	var edges []edge
+	var others []int32
+	for _, start := range starts {
+		if st := &s.b.states[start]; st.kind == kindBytes {
+			edges = append(edges, st.edges...)
+		} else {
+			others = append(others, start)
+		}
+	}
+	if len(edges) > 0 {
+		others = append(others, s.b.add(state{kind: kindBytes, edges: edges}))
+	}
+	return s.b.alt(others...)
+}
+
+// optional goes on at start or skips what it reads.
+func (s *sharing) optional(start, next int32) int32 {
+	return shared(s.skip, [2]int32{start, next}, func(to [2]int32) int32 { return s.b.alt(to[:]...) })
+}
+
+func (s *sharing) bytes(lo, hi rune, next int32) int32 {
+	return shared(s.read, edge{byte(lo), byte(hi), next}, func(e edge) int32 { return s.b.bytes(e.to, e.lo, e.hi) })
+}
+
+// shared returns the state of a key, built at its first use.
+func shared[K comparable](states map[K]int32, key K, build func(K) int32) int32 {
+	state, ok := states[key]
+	if !ok {
+		state = build(key)
+		states[key] = state
+	}
+	return state
 }
 
 // limit is one end of a range of numbers; nil is no limit.
@@ -39,62 +184,97 @@ type limit struct {
 	exclusive bool
 }
 
-// integerRange reads the integers between two limits.
-func (b *builder) integerRange(lo, hi *limit, next int32) int32 {
-	top := new(big.Int).Exp(big.NewInt(10), big.NewInt(maxDigits), nil)
-	top.Sub(top, big.NewInt(1))
-	min, max := new(big.Int).Neg(top), new(big.Int).Set(top)
-	if lo != nil {
-		n := ceil(lo.v)
-		if lo.exclusive && lo.v.IsInt() {
-			n.Add(n, big.NewInt(1))
-		}
-		if n.Cmp(min) > 0 {
-			min = n
-		}
+// negated is the limit of the numbers with the other sign.
+func (l *limit) negated() *limit {
+	if l == nil {
+		return nil
 	}
-	if hi != nil {
-		n := ceil(new(big.Rat).Neg(hi.v))
-		n.Neg(n) // the floor
-		if hi.exclusive && hi.v.IsInt() {
-			n.Sub(n, big.NewInt(1))
-		}
-		if n.Cmp(max) < 0 {
-			max = n
-		}
-	}
-	var starts []int32
-	zero := new(big.Int)
-	if max.Sign() >= 0 {
-		from := min
-		if from.Sign() < 0 {
-			from = zero
-		}
-		starts = append(starts, b.naturals(from.String(), max.String(), next))
-	}
-	if min.Sign() < 0 {
-		to := new(big.Int).Neg(min)
-		from := big.NewInt(1)
-		if max.Sign() < 0 {
-			from = new(big.Int).Neg(max)
-		}
-		starts = append(starts, b.lit("-", b.naturals(from.String(), to.String(), next)))
-	}
-	return b.alt(starts...)
+	return &limit{new(big.Rat).Neg(l.v), l.exclusive}
 }
 
-func ceil(r *big.Rat) *big.Int {
-	q, m := new(big.Int).DivMod(r.Num(), r.Denom(), new(big.Int)) // floor: the denominator is positive
-	if m.Sign() != 0 {
-		q.Add(q, big.NewInt(1))
+// most is the largest integer n for which n / scale, of at most maxDigits digits before the point, is within an
+// upper limit.
+func (l *limit) most(scale *big.Int) *big.Int {
+	n := new(big.Int).Mul(scale, tenTo(maxDigits))
+	n.Sub(n, big.NewInt(1))
+	if l == nil {
+		return n
 	}
-	return q
+	scaled := new(big.Rat).Mul(l.v, new(big.Rat).SetInt(scale))
+	below := new(big.Int).Div(scaled.Num(), scaled.Denom()) // the floor: the denominator is positive
+	if l.exclusive && scaled.IsInt() {
+		below.Sub(below, big.NewInt(1))
+	}
+	if below.Cmp(n) < 0 {
+		return below
+	}
+	return n
 }
 
-// naturals reads the numbers from lo to hi, given as decimal digits. An empty
-// range reads nothing.
-func (b *builder) naturals(lo, hi string, next int32) int32 {
-	var starts []int32
+func tenTo(n int) *big.Int { return new(big.Int).Exp(big.NewInt(10), big.NewInt(int64(n)), nil) }
+
+// rangeExpr matches the numbers between two limits, with at most places digits after the point and no exponent.
+func rangeExpr(lo, hi *limit, places int) string {
+	scale := tenTo(places)
+	most := hi.most(scale)
+	least := lo.negated().most(scale)
+	least.Neg(least)
+	var parts []string
+	add := func(sign string, from, to *big.Int) {
+		if from.Cmp(to) <= 0 {
+			parts = append(parts, sign+decimals(from, to, places))
+		}
+	}
+	add("", larger(least, new(big.Int)), most)
+	add("-", larger(new(big.Int).Neg(most), big.NewInt(1)), new(big.Int).Neg(least))
+	return either(parts...)
+}
+
+func larger(a, b *big.Int) *big.Int {
+	if a.Cmp(b) > 0 {
+		return a
+	}
+	return b
+}
+
+// either matches what one of the expressions does.
+func either(exprs ...string) string {
+	if len(exprs) == 0 {
+		return nothingExpr
+	}
+	return `(?:` + strings.Join(exprs, `|`) + `)`
+}
+
+// decimals matches the numbers from lo to hi, given without their points.
+func decimals(lo, hi *big.Int, places int) string {
+	if places == 0 {
+		return naturals(lo.String(), hi.String())
+	}
+	low, high := fmt.Sprintf("%0*d", places+1, lo), fmt.Sprintf("%0*d", places+1, hi)
+	lowWhole, low := low[:len(low)-places], low[len(low)-places:]
+	highWhole, high := high[:len(high)-places], high[len(high)-places:]
+	if lowWhole == highWhole {
+		return lowWhole + fraction(low, high)
+	}
+	zeros, nines := strings.Repeat("0", places), strings.Repeat("9", places)
+	scale, one := tenTo(places), big.NewInt(1)
+	after := new(big.Int).Add(new(big.Int).Div(lo, scale), one)
+	before := new(big.Int).Sub(new(big.Int).Div(hi, scale), one)
+	return either(lowWhole+fraction(low, nines), highWhole+fraction(zeros, high),
+		naturals(after.String(), before.String())+fraction(zeros, nines))
+}
+
+// fraction matches a point and digits between two fractions of the same length, or nothing where that is 0.
+func fraction(lo, hi string) string {
+	if strings.Trim(lo, "0") == "" {
+		return `(?:\.` + digits(lo, hi, true) + `)?`
+	}
+	return `\.` + digits(lo, hi, true)
+}
+
+// naturals matches the numbers from lo to hi, none if there are none.
+func naturals(lo, hi string) string {
+	var parts []string
 	for n := len(lo); n <= len(hi); n++ {
 		from, to := lo, hi
 		if n > len(lo) {
@@ -104,190 +284,37 @@ func (b *builder) naturals(lo, hi string, next int32) int32 {
 			to = strings.Repeat("9", n)
 		}
 		if from <= to {
-			starts = append(starts, b.sameLength(from, to, next))
+			parts = append(parts, digits(from, to, false))
 		}
 	}
-	if len(starts) == 0 {
-		return b.add(state{kind: kindBytes})
-	}
-	return b.alt(starts...)
+	return either(parts...)
 }
 
-// sameLength reads the numbers between two of the same length.
-func (b *builder) sameLength(lo, hi string, next int32) int32 {
-	if lo == "" {
-		return next
-	}
-	if lo[0] == hi[0] {
-		return b.bytes(b.sameLength(lo[1:], hi[1:], next), lo[0], lo[0])
-	}
-	if strings.Trim(lo, "0") == "" && strings.Trim(hi, "9") == "" {
-		return b.digits(len(lo), len(lo), next)
-	}
+// digits matches the texts between two of the same length. Shorter ones are allowed if zeros at the end may be left
+// out, but one digit must stay.
+func digits(lo, hi string, shorter bool) string {
 	rest := len(lo) - 1
-	starts := []int32{
-		b.bytes(b.sameLength(lo[1:], strings.Repeat("9", rest), next), lo[0], lo[0]),
-		b.bytes(b.sameLength(strings.Repeat("0", rest), hi[1:], next), hi[0], hi[0]),
-	}
-	if lo[0]+1 <= hi[0]-1 {
-		starts = append(starts, b.bytes(b.digits(rest, rest, next), lo[0]+1, hi[0]-1))
-	}
-	return b.alt(starts...)
-}
-
-// numberRange reads the numbers between two limits, without exponents.
-func (b *builder) numberRange(lo, hi *limit, next int32) int32 {
-	neg := func(l *limit) *limit {
-		if l == nil {
-			return nil
+	zeros, nines := strings.Repeat("0", rest), strings.Repeat("9", rest)
+	tail := func(lo, hi string) string {
+		switch {
+		case rest == 0:
+			return ""
+		case shorter && lo == zeros:
+			return `(?:` + digits(lo, hi, true) + `)?`
 		}
-		return &limit{new(big.Rat).Neg(l.v), l.exclusive}
+		return digits(lo, hi, shorter)
 	}
-	var starts []int32
-	if hi == nil || hi.v.Sign() > 0 || hi.v.Sign() == 0 && !hi.exclusive {
-		from := lo
-		if lo == nil || lo.v.Sign() < 0 {
-			from = &limit{v: new(big.Rat)}
-		}
-		starts = append(starts, b.magnitudes(from, hi, next))
+	switch {
+	case lo == "0"+zeros && hi == "9"+nines && shorter:
+		return fmt.Sprintf(`[0-9]{1,%d}`, rest+1)
+	case lo == "0"+zeros && hi == "9"+nines:
+		return fmt.Sprintf(`[0-9]{%d}`, rest+1)
+	case lo[0] == hi[0]:
+		return lo[:1] + tail(lo[1:], hi[1:])
 	}
-	if lo == nil || lo.v.Sign() < 0 {
-		from := neg(hi)
-		if hi == nil || hi.v.Sign() >= 0 {
-			from = &limit{new(big.Rat), true}
-		}
-		starts = append(starts, b.lit("-", b.magnitudes(from, neg(lo), next)))
+	parts := []string{lo[:1] + tail(lo[1:], nines), hi[:1] + tail(zeros, hi[1:])}
+	if lo[0]+1 < hi[0] {
+		parts = append(parts, fmt.Sprintf(`[%c-%c]`, lo[0]+1, hi[0]-1)+tail(zeros, nines))
 	}
-	if len(starts) == 0 {
-		return b.add(state{kind: kindBytes})
-	}
-	return b.alt(starts...)
-}
-
-// magnitudes reads the decimals from lo, which is not negative, to hi.
-func (b *builder) magnitudes(lo, hi *limit, next int32) int32 {
-	top := new(big.Rat).SetInt(new(big.Int).Exp(big.NewInt(10), big.NewInt(maxDigits), nil))
-	if hi == nil || hi.v.Cmp(top) > 0 {
-		hi = &limit{top, true}
-	}
-	// Limits with more digits than are written move inwards to ones without.
-	low, lowEx := decimal(lo, true)
-	high, highEx := decimal(hi, false)
-	li, lf, _ := strings.Cut(low, ".")
-	ui, uf, _ := strings.Cut(high, ".")
-	a, _ := new(big.Int).SetString(li, 10)
-	z, _ := new(big.Int).SetString(ui, 10)
-	if a.Cmp(z) > 0 {
-		return b.add(state{kind: kindBytes})
-	}
-	f := &fraction{b: b, low: strings.TrimRight(lf, "0"), high: strings.TrimRight(uf, "0"), lowEx: lowEx, highEx: highEx,
-		next: next, made: map[[3]int]int32{}}
-	if a.Cmp(z) == 0 {
-		return b.lit(li, f.start(true, true))
-	}
-	starts := []int32{b.lit(li, f.start(true, false)), b.lit(ui, f.start(false, true))}
-	one := big.NewInt(1)
-	if from, to := new(big.Int).Add(a, one), new(big.Int).Sub(z, one); from.Cmp(to) <= 0 {
-		starts = append(starts, b.naturals(from.String(), to.String(), f.start(false, false)))
-	}
-	return b.alt(starts...)
-}
-
-// decimal writes a limit with maxDigits digits after the point. If it needs
-// more, the nearest decimal inside the range takes its place, included.
-func decimal(l *limit, lower bool) (string, bool) {
-	scale := new(big.Int).Exp(big.NewInt(10), big.NewInt(maxDigits), nil)
-	scaled := new(big.Rat).Mul(l.v, new(big.Rat).SetInt(scale))
-	exact := scaled.IsInt()
-	var n *big.Int
-	if lower {
-		n = ceil(scaled)
-	} else {
-		n = ceil(new(big.Rat).Neg(scaled))
-		n.Neg(n)
-	}
-	q, r := new(big.Int).QuoRem(n, scale, new(big.Int))
-	digits := r.String()
-	return q.String() + "." + strings.Repeat("0", maxDigits-len(digits)) + digits, exact && l.exclusive
-}
-
-// fraction reads the part after the point of a number whose integer part
-// equals that of the lower limit, the upper one, both or neither.
-type fraction struct {
-	b             *builder
-	low, high     string // digits of the limits, without trailing zeros
-	lowEx, highEx bool
-	next          int32
-	made          map[[3]int]int32
-}
-
-func flag(v bool) int {
-	if v {
-		return 1
-	}
-	return 0
-}
-
-// ends reports whether the number may stop after pos digits that agree with
-// the limits where tight.
-func (f *fraction) ends(pos int, tightLow, tightHigh bool) bool {
-	if tightLow && (pos < len(f.low) || f.lowEx) {
-		return false
-	}
-	if tightHigh && pos >= len(f.high) && f.highEx {
-		return false
-	}
-	return true
-}
-
-func (f *fraction) start(tightLow, tightHigh bool) int32 {
-	point := f.b.lit(".", f.digit(0, tightLow, tightHigh))
-	if f.ends(0, tightLow, tightHigh) {
-		return f.b.alt(f.next, point)
-	}
-	return point
-}
-
-func digitAt(s string, i int) byte {
-	if i < len(s) {
-		return s[i]
-	}
-	return '0'
-}
-
-// digit reads digit number pos, counted from 0.
-func (f *fraction) digit(pos int, tightLow, tightHigh bool) int32 {
-	k := [3]int{pos, flag(tightLow), flag(tightHigh)}
-	if s, ok := f.made[k]; ok {
-		return s
-	}
-	var edges []edge
-	lo, hi := byte('0'), byte('9')
-	if tightLow {
-		lo = digitAt(f.low, pos)
-	}
-	if tightHigh {
-		hi = digitAt(f.high, pos)
-	}
-	for c := lo; c <= hi; c++ {
-		edges = append(edges, edge{c, c, f.after(pos+1, tightLow && c == lo, tightHigh && c == hi)})
-	}
-	s := f.b.add(state{kind: kindBytes, edges: edges})
-	f.made[k] = s
-	return s
-}
-
-// after goes on once pos digits have been read.
-func (f *fraction) after(pos int, tightLow, tightHigh bool) int32 {
-	var starts []int32
-	if f.ends(pos, tightLow, tightHigh) {
-		starts = append(starts, f.next)
-	}
-	if pos < maxDigits {
-		starts = append(starts, f.digit(pos, tightLow, tightHigh))
-	}
-	if len(starts) == 0 {
-		return f.b.add(state{kind: kindBytes})
-	}
-	return f.b.alt(starts...)
+	return either(parts...)
 }

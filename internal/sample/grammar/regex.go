@@ -217,7 +217,7 @@ func (p *patternParser) escape(inClass bool) (string, error) {
 			name = value
 		}
 		return take(end+1, `\`+string(c)+`{`+name+`}`)
-	// JavaScript does not know these, or takes them for letters. Those who write them mean the beginning and the end, as
+	// JavaScript does not know these, or takes them for letters. Schemas that use them mean the beginning and the end, as
 	// Python and others do.
 	case c == 'A' && !inClass:
 		return take(1, "^")

@@ -20,7 +20,7 @@ type Error struct {
 
 func (e *Error) Error() string { return "schema " + e.Path + ": " + e.Msg }
 
-func errAt(path, format string, args ...any) error {
+func errAt(path, format string, args ...any) *Error {
 	return &Error{path, fmt.Sprintf(format, args...)}
 }
 
@@ -67,9 +67,9 @@ func pointer(key string) string {
 }
 
 // decodeSchema reads JSON with the order of keys and exact numbers.
-func decodeSchema(data []byte) (any, error) {
+func decodeSchema(data []byte) any {
 	if len(data) > maxSchema {
-		return nil, errAt("#", "%d bytes are over the limit of %d", len(data), maxSchema)
+		panic(errAt("#", "%d bytes are over the limit of %d", len(data), maxSchema))
 	}
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.UseNumber()
@@ -80,18 +80,14 @@ func decodeSchema(data []byte) (any, error) {
 		}
 	}
 	if err != nil {
-		var se *Error
-		if errors.As(err, &se) {
-			return nil, err
-		}
-		return nil, errAt("#", "not JSON: %v", err)
+		panic(errAt("#", "not JSON: %v", err))
 	}
-	return v, nil
+	return v
 }
 
 func decodeValue(d *json.Decoder, path string, depth int) (any, error) {
 	if depth > maxSchemaDepth {
-		return nil, errAt("#", "nested more than %d levels deep", maxSchemaDepth)
+		panic(errAt("#", "nested more than %d levels deep", maxSchemaDepth))
 	}
 	t, err := d.Token()
 	if err != nil {
@@ -170,13 +166,13 @@ func (o *object) constrained() bool {
 }
 
 // resolve follows a local reference.
-func (c *compiler) resolve(ref, path string) (any, error) {
+func (c *compiler) resolve(ref, path string) any {
 	if ref == "#" {
-		return c.root, nil
+		return c.root
 	}
 	rest, ok := strings.CutPrefix(ref, "#/")
 	if !ok {
-		return nil, errAt(path, "reference %q is not supported, only local ones (#/...) are", ref)
+		panic(errAt(path, "reference %q is not supported, only local ones (#/...) are", ref))
 	}
 	at := c.root
 	for part := range strings.SplitSeq(rest, "/") {
@@ -197,109 +193,82 @@ func (c *compiler) resolve(ref, path string) (any, error) {
 			ok = false
 		}
 		if !ok {
-			return nil, errAt(path, "reference %q leads nowhere", ref)
+			panic(errAt(path, "reference %q leads nowhere", ref))
 		}
 	}
-	return at, nil
+	return at
 }
 
 // flatten returns a schema without $ref and allOf at its top: an *object or a
 // boolean.
-func (c *compiler) flatten(v any, path string, depth int) (any, error) {
+func (c *compiler) flatten(v any, path string, depth int) any {
 	o, ok := v.(*object)
 	if !ok {
 		if _, isBool := v.(bool); isBool {
-			return v, nil
+			return v
 		}
-		return nil, errAt(path, "must be an object or a boolean")
+		panic(errAt(path, "must be an object or a boolean"))
 	}
 	if depth > maxRefs {
-		return nil, errAt(o.path, "references and allOf are nested too deep or lead back to themselves")
+		panic(errAt(o.path, "references and allOf are nested too deep or lead back to themselves"))
 	}
-	if err := c.spend(o.path); err != nil {
-		return nil, err
-	}
+	c.spend(o.path)
 	if ref, ok := o.get("$ref"); ok {
 		s, isString := ref.(string)
 		if !isString {
-			return nil, errAt(o.at("$ref"), "must be a string")
+			panic(errAt(o.at("$ref"), "must be a string"))
 		}
-		target, err := c.resolve(s, o.at("$ref"))
-		if err != nil {
-			return nil, err
-		}
-		flat, err := c.flatten(target, o.at("$ref"), depth+1)
-		if err != nil {
-			return nil, err
-		}
+		target := c.resolve(s, o.at("$ref"))
+		flat := c.flatten(target, o.at("$ref"), depth+1)
 		rest := o.without("$ref")
 		if !rest.constrained() {
-			return flat, nil
+			return flat
 		}
-		if err := seesAll(flat); err != nil {
-			return nil, err
-		}
-		more, err := c.flatten(rest, o.path, depth+1)
-		if err != nil {
-			return nil, err
-		}
+		seesAll(flat)
+		more := c.flatten(rest, o.path, depth+1)
 		return c.merge(flat, more, o.path)
 	}
 	if all, ok := o.get("allOf"); ok {
 		list, isList := all.([]any)
 		if !isList {
-			return nil, errAt(o.at("allOf"), "must be a list")
+			panic(errAt(o.at("allOf"), "must be a list"))
 		}
-		out, err := c.flatten(o.without("allOf"), o.path, depth+1)
-		if err != nil {
-			return nil, err
-		}
+		out := c.flatten(o.without("allOf"), o.path, depth+1)
 		for i, sub := range list {
-			flat, err := c.flatten(sub, fmt.Sprintf("%s/%d", o.at("allOf"), i), depth+1)
-			if err != nil {
-				return nil, err
-			}
+			flat := c.flatten(sub, fmt.Sprintf("%s/%d", o.at("allOf"), i), depth+1)
 			if outer, _ := out.(*object); len(list) > 1 || outer != nil && outer.constrained() {
-				if err := seesAll(flat); err != nil {
-					return nil, err
-				}
+				seesAll(flat)
 			}
-			if out, err = c.merge(out, flat, o.at("allOf")); err != nil {
-				return nil, err
-			}
+			out = c.merge(out, flat, o.at("allOf"))
 		}
-		return out, nil
+		return out
 	}
-	return o, nil
+	return o
 }
 
 // merge is the conjunction of two flat schemas.
-func (c *compiler) merge(a, b any, path string) (any, error) {
-	if err := c.spend(path); err != nil {
-		return nil, err
-	}
+func (c *compiler) merge(a, b any, path string) any {
+	c.spend(path)
 	if v, ok := a.(bool); ok {
 		if v {
-			return b, nil
+			return b
 		}
-		return false, nil
+		return false
 	}
 	if v, ok := b.(bool); ok {
 		if v {
-			return a, nil
+			return a
 		}
-		return false, nil
+		return false
 	}
 	x, y := a.(*object), b.(*object)
 	if !y.constrained() {
-		return x, nil
+		return x
 	}
 	if !x.constrained() {
-		return y, nil
+		return y
 	}
-	if err := additionalMerge(x, y, path); err != nil {
-		return nil, err
-	}
+	additionalMerge(x, y, path)
 	out := &object{m: map[string]any{}, path: path}
 	for _, k := range x.keys {
 		out.set(k, x.m[k])
@@ -312,10 +281,7 @@ func (c *compiler) merge(a, b any, path string) (any, error) {
 			}
 			continue
 		}
-		v, err := mergeKeyword(k, old, y.m[k], path)
-		if err != nil {
-			return nil, err
-		}
+		v := mergeKeyword(k, old, y.m[k], path)
 		out.set(k, v)
 	}
 	return c.shared(out)
@@ -323,31 +289,30 @@ func (c *compiler) merge(a, b any, path string) (any, error) {
 
 // seesAll refuses a part of a conjunction with keywords about what the part itself says nothing of: in the merged
 // schema they would speak of what the other parts say nothing of.
-func seesAll(part any) error {
+func seesAll(part any) {
 	o, _ := part.(*object)
 	for _, k := range []string{"unevaluatedProperties", "unevaluatedItems"} {
 		if o == nil || o.m[k] == nil || o.m[k] == true {
 			continue
 		}
-		return errAt(o.at(k), "inside allOf, anyOf, oneOf or $ref is not supported")
+		panic(errAt(o.at(k), "inside allOf, anyOf, oneOf or $ref is not supported"))
 	}
-	return nil
 }
 
 // additionalMerge refuses conjunctions whose additionalProperties or items would have
 // to look at both sides.
-func additionalMerge(x, y *object, path string) error {
+func additionalMerge(x, y *object, path string) {
 	for _, pair := range [][2]*object{{x, y}, {y, x}} {
 		if v, ok := pair[0].get("items"); ok && v != true && pair[0].m["prefixItems"] == nil &&
 			pair[1].m["prefixItems"] != nil {
-			return errAt(path, "items together with prefixItems of another part is not supported")
+			panic(errAt(path, "items together with prefixItems of another part is not supported"))
 		}
 		ap, ok := pair[0].get("additionalProperties")
 		if !ok || ap == true {
 			continue
 		}
 		if v, ok := pair[1].get("patternProperties"); ok && !equal(v, pair[0].m["patternProperties"]) {
-			return errAt(path, "additionalProperties together with patternProperties of another part is not supported")
+			panic(errAt(path, "additionalProperties together with patternProperties of another part is not supported"))
 		}
 		own, _ := pair[0].m["properties"].(*object)
 		other, _ := pair[1].m["properties"].(*object)
@@ -356,21 +321,20 @@ func additionalMerge(x, y *object, path string) error {
 		}
 		for _, k := range other.keys {
 			if own == nil || own.m[k] == nil {
-				return errAt(path, "additionalProperties together with properties of another part (%q) is not supported", k)
+				panic(errAt(path, "additionalProperties together with properties of another part (%q) is not supported", k))
 			}
 		}
 	}
-	return nil
 }
 
-func mergeKeyword(k string, a, b any, path string) (any, error) {
+func mergeKeyword(k string, a, b any, path string) any {
 	where := path + "/" + k
 	switch k {
 	case "properties":
 		x, ok1 := a.(*object)
 		y, ok2 := b.(*object)
 		if !ok1 || !ok2 {
-			return nil, errAt(where, "must be an object")
+			panic(errAt(where, "must be an object"))
 		}
 		out := &object{m: map[string]any{}, path: where}
 		for _, n := range x.keys {
@@ -383,31 +347,23 @@ func mergeKeyword(k string, a, b any, path string) (any, error) {
 				out.set(n, y.m[n])
 			}
 		}
-		return out, nil
+		return out
 	case "required":
 		x, ok1 := a.([]any)
 		y, ok2 := b.([]any)
 		if !ok1 || !ok2 {
-			return nil, errAt(where, "must be a list")
+			panic(errAt(where, "must be a list"))
 		}
-		return append(slices.Clone(x), y...), nil
+		return append(slices.Clone(x), y...)
 	case "type":
-		x, err := typeSet(a, where)
-		if err != nil {
-			return nil, err
-		}
-		y, err := typeSet(b, where)
-		if err != nil {
-			return nil, err
-		}
-		return typeList(x & y), nil
+		return typeList(typeSet(a, where) & typeSet(b, where))
 	case "items", "additionalProperties":
-		return allOf(where, a, b), nil
+		return allOf(where, a, b)
 	case "enum":
 		x, ok1 := a.([]any)
 		y, ok2 := b.([]any)
 		if !ok1 || !ok2 {
-			return nil, errAt(where, "must be a list")
+			panic(errAt(where, "must be a list"))
 		}
 		out := []any{}
 		for _, v := range x {
@@ -415,25 +371,25 @@ func mergeKeyword(k string, a, b any, path string) (any, error) {
 				out = append(out, v)
 			}
 		}
-		return out, nil
+		return out
 	case "const":
 		if equal(a, b) {
-			return a, nil
+			return a
 		}
 	case "minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties":
 		return stricter(a, b, 1, where)
 	case "maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties":
 		return stricter(a, b, -1, where)
 	case "uniqueItems":
-		return a == true || b == true, nil
+		return a == true || b == true
 	case "anyOf", "oneOf":
 		// Both conditions hold: keep one here and hang the other below.
-		return nil, errAt(where, "two of them for the same value are not supported")
+		panic(errAt(where, "two of them for the same value are not supported"))
 	}
 	if equal(a, b) {
-		return a, nil
+		return a
 	}
-	return nil, errAt(where, "two different values for the same keyword cannot be combined")
+	panic(errAt(where, "two different values for the same keyword cannot be combined"))
 }
 
 func allOf(path string, schemas ...any) *object {
@@ -441,16 +397,16 @@ func allOf(path string, schemas ...any) *object {
 }
 
 // stricter picks the larger (sign 1) or smaller (-1) of two numbers.
-func stricter(a, b any, sign int, where string) (any, error) {
+func stricter(a, b any, sign int, where string) any {
 	x, ok1 := rat(a)
 	y, ok2 := rat(b)
 	if !ok1 || !ok2 {
-		return nil, errAt(where, "must be a number")
+		panic(errAt(where, "must be a number"))
 	}
 	if x.Cmp(y)*sign >= 0 {
-		return a, nil
+		return a
 	}
-	return b, nil
+	return b
 }
 
 // rat is the exact value of a JSON number. Exponents are bounded: 1e999999999
@@ -522,7 +478,7 @@ var typeNames = []struct {
 	{"string", tString}, {"array", tArray}, {"object", tObject},
 }
 
-func typeSet(v any, where string) (types, error) {
+func typeSet(v any, where string) types {
 	list, ok := v.([]any)
 	if !ok {
 		list = []any{v}
@@ -536,9 +492,9 @@ next:
 				continue next
 			}
 		}
-		return 0, errAt(where, "must be the name of a JSON type or a list of them")
+		panic(errAt(where, "must be the name of a JSON type or a list of them"))
 	}
-	return t, nil
+	return t
 }
 
 func typeList(t types) any {

@@ -35,11 +35,20 @@ const (
 	maxDigits = 16
 )
 
-// builtinStates is the number of states the built-in rules take.
-var builtinStates = int32(len(withBuiltins().states))
+// builtins holds the built-in rules, which take builtinStates states.
+var (
+	builtins      = buildBuiltins()
+	builtinStates = int32(len(builtins.states))
+)
 
-// withBuiltins returns a builder that holds the built-in rules.
+// withBuiltins returns a builder that begins with the built-in rules.
 func withBuiltins() *builder {
+	b := *builtins
+	b.states, b.rules = slices.Clone(b.states), slices.Clone(b.rules)
+	return &b
+}
+
+func buildBuiltins() *builder {
 	b := newBuilder()
 	for range builtinRules {
 		b.newRule()
@@ -64,9 +73,8 @@ func withBuiltins() *builder {
 	b.fill(key, b.class(fullClass, key), quote)
 	b.rules[ruleKey].start = b.lit(`"`, key)
 
-	b.rules[ruleInteger].start = b.integer(endState)
-	frac := b.lit(".", b.digits(1, maxDigits, b.exponent(endState)))
-	b.rules[ruleNumber].start = b.integer(b.alt(endState, frac, b.exponentMust(endState)))
+	b.rules[ruleInteger].start = b.expression(integerExpr, endState)
+	b.rules[ruleNumber].start = b.expression(numberExpr, endState)
 
 	b.rules[ruleValue].start = b.alt(
 		b.call(ruleString, endState), b.call(ruleNumber, endState), b.call(ruleObject, endState), b.call(ruleArray, endState),
@@ -170,7 +178,7 @@ func inClass(c []rune, r rune) bool {
 
 // class is one character out of a class, in the one spelling JSON printers
 // give it: escaped only where it must be. That makes spellings unique, so
-// texts can be told apart by their bytes.
+// different texts have different bytes.
 func (b *builder) class(c []rune, next int32) int32 {
 	c = subtract(c, []rune{0xd800, 0xdfff})
 	if b.plain { // without what could begin the mark that ends a string

@@ -37,6 +37,8 @@ env.globals["strftime_now"] = lambda f: datetime(2025, 2, 3, 14, 5, 9).strftime(
 
 data = json.load(open("cases.json"))
 for case in data["cases"]:
+    if "unsupported" in case:  # an error of ours, whatever Python does
+        continue
     case.pop("ok", None)
     case.pop("err", None)
     try:
