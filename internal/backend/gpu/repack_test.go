@@ -117,8 +117,7 @@ func TestEach(t *testing.T) {
 
 // BenchmarkPack is the speed of one core, in bytes of the file.
 func BenchmarkPack(b *testing.B) {
-	for _, typ := range []quant.Type{quant.Q4_K, quant.Q5_K, quant.Q6_K, quant.Q8_0, quant.Q2_K, quant.Q3_K, quant.Q4_0,
-		quant.IQ4_XS, quant.IQ3_S, quant.NVFP4} {
+	for _, typ := range quant.BlockTypes() {
 		const rows, cols = 256, 5120
 		src := randomBlocks(rand.New(rand.NewPCG(1, 1)), typ, rows*cols)
 		l, err := LayoutOf(typ, rows, cols, 1, len(src))

@@ -111,7 +111,7 @@ func LayoutOf(typ quant.Type, rows, cols, experts, bytes int) (WeightLayout, err
 	default:
 		to, ok := deviceFormats[typ]
 		if !ok {
-			return l, fmt.Errorf("weights of type %s have no format on a GPU; run them on the CPU, or convert them", typ)
+			return l, fmt.Errorf("weights of type %s have no format on a GPU; run them on the CPU", typ)
 		}
 		l.Format, l.Table = to.format, to.table
 		if cols < exactCols {
@@ -126,8 +126,8 @@ func LayoutOf(typ quant.Type, rows, cols, experts, bytes int) (WeightLayout, err
 // maxStages bounds the stages of a matrix so that stages times blocks of a grid fit 32 bits in the kernels.
 const maxStages = 1 << 22
 
-// deviceFormats says how the device keeps each quantised type. The formats hold values exactly but for two of the grids: codes
-// of IQ2_XXS get scales that are rounded to halves, and IQ2_XS and IQ2_S become halves one by one.
+// deviceFormats says how the device keeps each quantised type. The formats hold values exactly, but for three grids:
+// scales of IQ2_XXS are rounded to halves, and IQ2_XS and IQ2_S become halves value by value.
 var deviceFormats = map[quant.Type]struct {
 	format Format
 	table  int // of TileN4

@@ -55,6 +55,24 @@ func BenchmarkMul(b *testing.B) {
 	}
 }
 
+// BenchmarkUnpack decodes a row in Go, as machines without kernels do. MB/s are millions of values.
+func BenchmarkUnpack(b *testing.B) {
+	const k = 2560
+	for _, typ := range types() {
+		f, row := formatOf(typ), make([]byte, typ.RowBytes(k))
+		fill(typ, row, rand.New(rand.NewPCG(1, 1)))
+		var u unpacked
+		b.Run(typ.String(), func(b *testing.B) {
+			b.SetBytes(k)
+			for b.Loop() {
+				for i := range k / blockLen {
+					f.block(&u, row, i, k)
+				}
+			}
+		})
+	}
+}
+
 // BenchmarkQuantize rounds one row of activations.
 func BenchmarkQuantize(b *testing.B) {
 	const k = 2560
