@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"strobe/internal/testkit"
 )
 
 // TestDiskGainBorder: a file is read for 32 tokens more than memory has, and for 31 it is not; one that is larger than
@@ -178,5 +180,23 @@ func TestProgress(t *testing.T) {
 		if err := h.e.model.Close(); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// TestTypeOfDraftersCache: a drafter keeps halves, or what KVDraft says; where the target keeps floats it does, too.
+func TestTypeOfDraftersCache(t *testing.T) {
+	for _, c := range []struct{ kv, draft, want string }{
+		{"", "", "f16"}, {"f32", "", "f32"}, {"F32", "", "f32"}, {"f32", "f16", "f16"}, {"", "f32", "f32"},
+		{"q8_0", "", "f16"},
+	} {
+		m, err := Load(testkit.Golden(t, "qwen3/model.gguf"), Options{Threads: 1, KV: c.kv, KVDraft: c.draft,
+			Drafter: testkit.Golden(t, "dflash-qwen3/model.gguf")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := m.Drafter.Memory().Types(); len(got) != 1 || got[0] != c.want {
+			t.Errorf("%+v: the drafter keeps %v", c, got)
+		}
+		m.Close()
 	}
 }
