@@ -77,7 +77,7 @@ func TestShortenedWhileWritten(t *testing.T) {
 		t.Fatalf("the file is complete at once, or %v: the test says nothing", err)
 	}
 	l.soon = append(l.soon, e)
-	l.cache.shrink(l.cache.bytes - 1)
+	l.cache.shrink(l.cache.bytes() - 1)
 	if n := len(e.tokens); n >= 200 || n == 0 || e.writing != nil {
 		t.Fatalf("%d tokens are left, still being written: %v", n, e.writing != nil)
 	}

@@ -203,8 +203,8 @@ func (s *shelf) check(what string) {
 			used += int64(m.UsedBytes())
 		}
 	}
-	if c.bytes != used || c.bytes > c.limit {
-		t.Fatalf("%s: the cache counts %d bytes of %d, sequences hold %d", what, c.bytes, c.limit, used)
+	if c.bytes() != used || used > c.limit {
+		t.Fatalf("%s: the cache counts %d bytes of %d, sequences hold %d", what, c.bytes(), c.limit, used)
 	}
 	if got := (CacheStats{Evicted: c.stats.Evicted, Shortened: c.stats.Shortened, TooLarge: c.stats.TooLarge}); got != s.stats {
 		t.Fatalf("%s: counted %+v, want %+v", what, got, s.stats)
