@@ -83,3 +83,29 @@ func (s *Seq) Cache() {
 
 // CachedBytes is the memory of the sequences of the prefix cache; pages they share count once.
 func (m *Memory) CachedBytes() int { return m.cached }
+
+// Held counts the memory that sequences hold together, page by page; pages they share count once. It is for checks:
+// CachedBytes says the same of the prefix cache at once.
+func (m *Memory) Held(seqs []*Seq) int {
+	n := 0
+	for _, s := range seqs {
+		if !s.closed {
+			n += m.stateBytes()
+		}
+	}
+	for gi, g := range m.groups {
+		seen := make([]bool, len(g.refs))
+		for _, s := range seqs {
+			if s.closed {
+				continue
+			}
+			for _, p := range s.tables[gi] {
+				if p >= 0 && !seen[p] {
+					seen[p] = true
+					n += g.pool.PageBytes()
+				}
+			}
+		}
+	}
+	return n
+}

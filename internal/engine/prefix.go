@@ -6,6 +6,7 @@ import (
 	"sort"
 
 	"strobe/internal/cache"
+	"strobe/internal/invariants"
 )
 
 // prefixes keeps the memory of token sequences for requests that begin alike. An entry is the
@@ -213,6 +214,20 @@ func (c *prefixes) add(e *entry, whole int) {
 	e.seq.Cache()
 	e.drafts.each((*cache.Seq).Cache)
 	c.shrink(c.limit)
+	c.check()
+}
+
+// check compares what the cache counts with what its entries hold.
+func (c *prefixes) check() {
+	if !invariants.Enabled {
+		return
+	}
+	var seqs []*cache.Seq
+	for _, e := range c.entries {
+		seqs = append(seqs, e.seq)
+	}
+	held, counted := c.target.Held(seqs), c.target.CachedBytes()
+	invariants.Check(held == counted, "prefixes hold %d bytes, %d are counted", held, counted)
 }
 
 // covers reports whether e serves everything x does.
