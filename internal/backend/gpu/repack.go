@@ -111,6 +111,10 @@ func (l *WeightLayout) put(tile [2][]byte, r int, v *row256, layout *quant.Layou
 		indices(tile, r, v)
 		var scales [8]float32
 		for i := range cols / length {
+			if length == 32 && layout.Scale == quant.ScaleHalf { // spares a call for every 32 columns
+				scales[i] = quant.F16ToF32(v.blocks[i].D)
+				continue
+			}
 			layout.Floats(&v.blocks[i], scales[i*length/32:][:length/32], nil)
 		}
 		for h := range 2 {
