@@ -4,9 +4,9 @@
 //	go run ./internal/mutate -n 30 -seed 1 ./internal/pflash
 //	go run ./internal/mutate -n 15 ./internal/engine -- -short -run 'Pool|Restore'
 //
-// Every test runs alone first, so that a mutant is tried with the tests that run its line and no others. Mutants are chosen
-// by the seed, the operators in turn. Those that do not compile are skipped. Flags after -- go to go test. The exit status
-// is 1 when mutants survive and -strict is set.
+// Every test runs alone first, so that a mutant is tried with the tests that run its line and no others. Mutants are
+// chosen by the seed, the operators in turn. Those that do not compile are skipped. Flags after -- go to go test.
+// The exit status is 1 when mutants survive and -strict is set.
 package main
 
 import (
