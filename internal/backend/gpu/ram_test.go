@@ -825,6 +825,18 @@ func TestPagesAgainstAModel(t *testing.T) {
 	if p.Addr(-1) != 0 {
 		t.Error("a page that was dropped has an address")
 	}
+	d.room = 0
+	before := 0
+	for k := range 6 { // sequences of one step: the table of their pages grows
+		if _, err := p.List(slices.Concat(ids[k:], ids[:k]), 1); err != nil {
+			t.Fatal(err)
+		}
+		if _, entries := p.Table(); entries < before {
+			t.Errorf("the table has %d entries, before it had %d", entries, before)
+		} else {
+			before = entries
+		}
+	}
 	if p.Close(); d.bytes() != 0 {
 		t.Errorf("%d bytes are not given back", d.bytes())
 	}
