@@ -36,7 +36,8 @@ func TestUntouched(t *testing.T) {
 			t.Errorf("%s: one sequence holds %d, two that share it %d", name, one, both)
 		}
 		other.Close()
-		if n := m.Held([]*cache.Seq{other, full, other}); n != m.Held([]*cache.Seq{full}) || m.Held([]*cache.Seq{other}) != 0 {
+		if n := m.Held([]*cache.Seq{other, full, other}); n != m.Held([]*cache.Seq{full}) ||
+			m.Held([]*cache.Seq{other}) != 0 {
 			t.Errorf("%s: a closed sequence holds something: %d", name, n)
 		}
 		// Without memory a sequence cannot be stored, and what is missing comes first.
@@ -46,10 +47,32 @@ func TestUntouched(t *testing.T) {
 		if needs := len(spec.Recurrent) > 0 || spec.Carry > 0; (err != nil) != needs || needs && out.Len() > 0 {
 			t.Errorf("%s: stored without memory: %v, %d bytes", name, err, out.Len())
 		}
+		out.Reset()
 		_, err = m.Begin([]cache.Segment{{Seq: s, Rows: 1}})
 		if needs := len(spec.Layers) > 0 || len(spec.Recurrent) > 0; needs && (!errors.Is(err, backend.ErrNoMemory) ||
 			!strings.HasPrefix(err.Error(), backend.ErrNoMemory.Error()) || !strings.HasSuffix(err.Error(), "full")) {
 			t.Errorf("%s: error %v", name, err)
+		}
+		// Copies and what is loaded leave nothing behind when there is no memory for them.
+		d.Fail = nil
+		if _, err := full.WriteTo(&out); err != nil {
+			t.Fatal(err)
+		}
+		used, live := m.UsedBytes(), d.Live()
+		d.Fail = func() error { return errors.New("full") }
+		needs := len(spec.Recurrent) > 0 || spec.Carry > 0
+		if x, err := full.Fork(); (err != nil) != needs {
+			t.Errorf("%s: a copy without memory: %v", name, err)
+		} else if x != nil {
+			x.Close()
+		}
+		if needs {
+			if _, err := m.Load(bytes.NewReader(out.Bytes())); err == nil {
+				t.Errorf("%s: loaded without memory", name)
+			}
+		}
+		if m.UsedBytes() != used || d.Live() != live {
+			t.Errorf("%s: %d bytes were in use, now %d; %d values, now %d", name, used, m.UsedBytes(), live, d.Live())
 		}
 		d.Fail = nil
 		s.Close()
@@ -118,5 +141,27 @@ func TestEmptyLayers(t *testing.T) {
 	}
 	if types.Check(3) != nil || types.Check(2) == nil {
 		t.Error("the last layer that is named is 2")
+	}
+}
+
+// TestNoPathOfTheTree: rows that do not follow each other cannot be kept together, and the pass is still there then.
+func TestNoPathOfTheTree(t *testing.T) {
+	dev := cpu.New(cpu.Options{Threads: 1})
+	defer dev.Close()
+	m := memory(t, dev, shapes["attention"])
+	s := m.NewSeq()
+	defer s.Close()
+	b, err := m.Begin([]cache.Segment{{Seq: s, Rows: 4, Parents: []int32{-1, 0, 0, 2}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Done()
+	for _, path := range [][]int32{{1}, {0, 3}, {0, 1, 2}, {0, 1, 3}, {2, 3}, {0, 4}, {-1}} {
+		if err := s.Commit(path); err == nil || s.Len() != 0 || s.Open() != 4 {
+			t.Errorf("path %v: %v, %d tokens, %d open", path, err, s.Len(), s.Open())
+		}
+	}
+	if err := s.Commit([]int32{0, 2, 3}); err != nil || s.Len() != 3 {
+		t.Errorf("%v, %d tokens", err, s.Len())
 	}
 }

@@ -60,7 +60,8 @@ func (s *sight) check(g *group, p *backend.KVPlan, rows []*row) {
 	t := s.t
 	t.Helper()
 	pages := g.pool.(*bookPages)
-	if len(p.Seg) != len(rows) || len(p.Slot) != len(rows) || p.Pool != g.pool || p.Extra != nil && len(p.Extra) != len(rows) {
+	if len(p.Seg) != len(rows) || len(p.Slot) != len(rows) || p.Pool != g.pool ||
+		p.Extra != nil && len(p.Extra) != len(rows) {
 		t.Fatalf("%s: a plan of %d rows, want %d", s.what, len(p.Seg), len(rows))
 	}
 	for i, r := range rows {

@@ -43,7 +43,8 @@ type sent struct {
 
 func newByHand(t *testing.T, what string, m *Model, cfg Config) *byHand {
 	t.Helper()
-	e := &Engine{model: m, files: m.files, cfg: cfg.withDefaults(m), work: make(chan struct{}, 1), done: make(chan struct{})}
+	e := &Engine{model: m, files: m.files, cfg: cfg.withDefaults(m), work: make(chan struct{}, 1),
+		done: make(chan struct{})}
 	for i := range e.cfg.Parallel {
 		e.snap.Slots = append(e.snap.Slots, Slot{ID: i, State: State{Slot: -1}})
 	}
@@ -451,8 +452,9 @@ func (h *byHand) saveAndRestore(slot int) {
 	}
 }
 
-// TestLoopKeepsItsBooks: whatever requests come, are cancelled, wait for memory, save and erase, after every turn of the
-// loop slots, memory, cache, files and counters agree, and every request gets the text that the model says alone.
+// TestLoopKeepsItsBooks: whatever requests come, are cancelled, wait for memory, save and erase, after every turn of
+// the loop slots, memory, cache, files and counters agree, and every request gets the text that the model says
+// alone.
 func TestLoopKeepsItsBooks(t *testing.T) {
 	paused := map[uint64]int64{} // by seed
 	for name, pages := range map[string]int{"qwen3": 9, "qwen35": 9, "gemma4": 13} {
@@ -514,11 +516,13 @@ func TestLoopKeepsItsBooks(t *testing.T) {
 	}
 }
 
-// TestClosedBeforeAdmitted: requests that wait for a slot when the engine is closed in a hurry are cancelled, and counted.
+// TestClosedBeforeAdmitted: requests that wait for a slot when the engine is closed in a hurry are cancelled, and
+// counted.
 func TestClosedBeforeAdmitted(t *testing.T) {
 	h := newByHand(t, "closed", loadGolden(t, "qwen3", false), Config{Parallel: 1, Queue: 4})
 	for i := range 3 {
-		h.sent = append(h.sent, &sent{g: submit(t, h.e, Request{Tokens: randomPrompt(uint64(i), 20), MaxTokens: 30, IgnoreEOG: true})})
+		req := Request{Tokens: randomPrompt(uint64(i), 20), MaxTokens: 30, IgnoreEOG: true}
+		h.sent = append(h.sent, &sent{g: submit(t, h.e, req)})
 	}
 	h.turn()
 	h.e.closing, h.e.abort = true, true

@@ -41,8 +41,8 @@ func (s *shelf) memoryOf(i int) *cache.Memory {
 	return s.c.drafters[i]
 }
 
-// gives reports whether a book can be cut to n tokens: always to all of them, never below where a state is all there is,
-// and below a window only as long as its pages are there.
+// gives reports whether a book can be cut to n tokens: always to all of them, never below where a state is all there
+// is, and below a window only as long as its pages are there.
 func (s *shelf) gives(b *book, n int) bool {
 	for i, spec := range s.specs {
 		if i > 0 && !b.sources.has(i-1) || n == len(b.tokens) {
@@ -206,7 +206,8 @@ func (s *shelf) check(what string) {
 	if c.bytes() != used || used > c.limit {
 		t.Fatalf("%s: the cache counts %d bytes of %d, sequences hold %d", what, c.bytes(), c.limit, used)
 	}
-	if got := (CacheStats{Evicted: c.stats.Evicted, Shortened: c.stats.Shortened, TooLarge: c.stats.TooLarge}); got != s.stats {
+	got := CacheStats{Evicted: c.stats.Evicted, Shortened: c.stats.Shortened, TooLarge: c.stats.TooLarge}
+	if got != s.stats {
 		t.Fatalf("%s: counted %+v, want %+v", what, got, s.stats)
 	}
 	if temp, _ := filepath.Glob(filepath.Join(s.d.dir, "*"+tempExt)); len(temp) != writing {
@@ -214,8 +215,8 @@ func (s *shelf) check(what string) {
 	}
 }
 
-// TestPrefixesAgainstAModel: whatever is added, found, dropped, shortened and written, the prefix cache holds what a list
-// that is kept by hand holds, in the same order of use, and no memory and no file beside it.
+// TestPrefixesAgainstAModel: whatever is added, found, dropped, shortened and written, the prefix cache holds what a
+// list that is kept by hand holds, in the same order of use, and no memory and no file beside it.
 func TestPrefixesAgainstAModel(t *testing.T) {
 	dev := cpu.New(cpu.Options{Threads: 1})
 	defer dev.Close()

@@ -4,9 +4,9 @@
 //	go run ./internal/mutate -n 30 -seed 1 ./internal/pflash
 //	go run ./internal/mutate -n 15 ./internal/engine -- -short -run 'Pool|Restore'
 //
-// Every test runs alone first, so that a mutant is tried with the tests that run its line and no others. Mutants are chosen
-// by the seed, the operators in turn. Those that do not compile are skipped. Flags after -- go to go test. The exit status
-// is 1 when mutants survive and -strict is set.
+// Every test runs alone first, so that a mutant is tried with the tests that run its line and no others. Mutants are
+// chosen by the seed, the operators in turn. Those that do not compile are skipped. Flags after -- go to go test.
+// The exit status is 1 when mutants survive and -strict is set.
 package main
 
 import (
@@ -149,6 +149,7 @@ func run(ctx context.Context, args []string, w io.Writer) error {
 	}
 	r := report{Package: src.path, Seed: *seed, Possible: len(all), Scores: map[string]score{}, Mutants: []tried{}}
 	start := time.Now()
+	var stopped error
 	for i := range all {
 		if r.All.Tried == *n {
 			break
@@ -160,11 +161,9 @@ func run(ctx context.Context, args []string, w io.Writer) error {
 			continue
 		}
 		result, err := t.try(ctx, m, after)
-		if err != nil && ctx.Err() == nil {
-			return err
-		}
-		if err != nil {
+		if err != nil { // Ctrl-C may end go test before this program hears of it
 			fmt.Fprintf(w, "stopped after %d mutants\n", r.All.Tried)
+			stopped = err
 			break
 		}
 		if result == "" {
@@ -199,8 +198,8 @@ func run(ctx context.Context, args []string, w io.Writer) error {
 			return err
 		}
 	}
-	if ctx.Err() != nil {
-		return ctx.Err()
+	if stopped != nil {
+		return stopped
 	}
 	if *strict && r.All.Killed < r.All.Tried {
 		return errSurvivors

@@ -284,15 +284,17 @@ func TestHunk(t *testing.T) {
 	}
 }
 
-// TestChoose: a line is for the tests that run it, the fastest first and apart; one that no test runs is for none, and one
-// that no profile knows for all.
+// TestChoose: a line is for the tests that run it, the fastest first and apart; one that no test runs is for none,
+// and one that no profile knows for all.
 func TestChoose(t *testing.T) {
 	x := &tests{lines: map[string]int{"a.go:1": 3, "a.go:2": 1, "a.go:3": 0}, alone: []alone{
 		{Test: "A", Seconds: 2, Lines: map[string]int{"a.go:1": 1}},
 		{Test: "B", Seconds: firstSeconds - 2, Lines: map[string]int{"a.go:1": 9, "a.go:2": 0}},
 		{Test: "C", Seconds: 60, Lines: map[string]int{"a.go:1": 1, "a.go:2": 1}},
 	}}
-	for line, want := range map[string]string{"a.go:1": "A B | C ", "a.go:2": "C | ", "a.go:3": "| ", "a.go:4": "A B | C "} {
+	for line, want := range map[string]string{
+		"a.go:1": "A B | C ", "a.go:2": "C | ", "a.go:3": "| ", "a.go:4": "A B | C ",
+	} {
 		got := ""
 		first, rest := x.choose(line)
 		for _, one := range first {

@@ -34,6 +34,9 @@ type listed struct {
 // goCommand runs the go command until the context ends.
 func goCommand(ctx context.Context, args ...string) ([]byte, error) {
 	c := exec.CommandContext(ctx, "go", args...)
+	if slices.Contains(args, "-race") {
+		c.Env = append(os.Environ(), "CGO_ENABLED=1")
+	}
 	c.Cancel = func() error { return errors.Join(c.Process.Signal(os.Interrupt)) }
 	c.WaitDelay = 10 * time.Second
 	var out, said bytes.Buffer
@@ -204,6 +207,7 @@ type tests struct {
 	timeout  time.Duration
 	alone    []alone        // every test by itself, the fastest first
 	lines    map[string]int // all lines, FILE:LINE, and how many tests run them
+	race     bool           // there is a C compiler, which the race detector needs
 }
 
 // alone says what one test runs when nothing else runs in its process.
@@ -228,6 +232,10 @@ func (t *tests) begin(ctx context.Context, of string) error {
 	found, err := filepath.Glob(filepath.Join(t.dir, "*.alone"))
 	if err != nil {
 		return err
+	}
+	if cc, err := goCommand(ctx, "env", "CC"); err == nil && len(bytes.Fields(cc)) > 0 {
+		_, err = exec.LookPath(string(bytes.Fields(cc)[0]))
+		t.race = err == nil
 	}
 	t.lines = map[string]int{}
 	for _, name := range found {
@@ -330,7 +338,7 @@ func readProfile(path string) (map[string]int, error) {
 }
 
 // firstSeconds is how long the tests take, without a mutant, that are tried first. Most mutants end there.
-const firstSeconds = 5
+const firstSeconds = 10
 
 // try runs the tests that run a changed line, with a changed file in place of another. Nothing in the tree is touched.
 func (t *tests) try(ctx context.Context, m *mutant, src []byte) (string, error) {
@@ -345,6 +353,9 @@ func (t *tests) try(ctx context.Context, m *mutant, src []byte) (string, error) 
 	first, rest := t.choose(fmt.Sprintf("%s:%d", filepath.Base(m.File), m.Line))
 	if len(first) == 0 {
 		return notRun, nil
+	}
+	if m.Operator == opLock && t.race {
+		return t.runMutant(ctx, overlay, first, "-race") // any test with two goroutines shows it; others take minutes
 	}
 	result, err := t.runMutant(ctx, overlay, first)
 	if result == survived && len(rest) > 0 {
@@ -371,7 +382,7 @@ func (t *tests) choose(line string) (first, rest []alone) {
 }
 
 // runMutant runs some tests with a mutant.
-func (t *tests) runMutant(ctx context.Context, overlay string, chosen []alone) (string, error) {
+func (t *tests) runMutant(ctx context.Context, overlay string, chosen []alone, flags ...string) (string, error) {
 	var names, dirs []string
 	seconds := 0.0
 	for _, one := range chosen {
@@ -384,8 +395,11 @@ func (t *tests) runMutant(ctx context.Context, overlay string, chosen []alone) (
 	timeout := t.timeout
 	if timeout == 0 {
 		timeout = (30*time.Second + time.Duration(5*seconds*float64(time.Second))).Round(time.Second)
+		if slices.Contains(flags, "-race") {
+			timeout *= 5
+		}
 	}
-	args := slices.Concat([]string{"test", "-count=1", "-vet=off", "-failfast", "-overlay=" + overlay}, t.args,
+	args := slices.Concat([]string{"test", "-count=1", "-vet=off", "-failfast", "-overlay=" + overlay}, flags, t.args,
 		[]string{"-timeout=" + timeout.String(), "-run=^(" + strings.Join(names, "|") + ")$"}, dirs)
 	out, err := goCommand(ctx, args...)
 	switch {

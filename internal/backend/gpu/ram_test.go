@@ -405,8 +405,8 @@ func TestRecordingRefused(t *testing.T) {
 	}
 }
 
-// TestTensorsOnTheHost: what is written to a view is read from it and from nowhere else; rows that follow each other are
-// copied without a kernel, others by one.
+// TestTensorsOnTheHost: what is written to a view is read from it and from nowhere else; rows that follow each other
+// are copied without a kernel, others by one.
 func TestTensorsOnTheHost(t *testing.T) {
 	d, b := ramBackend(t)
 	const rows, cols = 6, 10
@@ -512,7 +512,8 @@ func TestWeightsComeAndGo(t *testing.T) {
 			}
 			if n := d.bytes() - before; n != b.WeightBytes(m)+4*3 || w.Bytes() != b.WeightBytes(m) || forgot != 1 ||
 				w.Rows() != 20 || w.Cols() != cols || w.Experts() != 3 || w.Type() != typ {
-				t.Errorf("%v: %d bytes were taken, %d expected; %d x %d of %v", typ, n, b.WeightBytes(m), w.Rows(), w.Cols(), w.Type())
+				t.Errorf("%v: %d bytes were taken, %d expected; %d x %d of %v", typ, n, b.WeightBytes(m), w.Rows(), w.Cols(),
+					w.Type())
 			}
 			l, err := gpu.LayoutOf(typ, 20, cols, 3, len(m.Data))
 			if err != nil {
@@ -715,6 +716,19 @@ func pass(t *testing.T, d *ram, p *gpu.States, what string, slots []int32, slot 
 		t.Fatalf("%s: %v", what, err)
 	}
 	note(slot, tables)
+	reads := func() []byte {
+		tables, err := p.Tables([]backend.DeltaSeg{{N: 1, Slot: slot, Prompt: true, Pending: 1}}, 1)
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		b := make([]byte, tables.Room().Bytes())
+		tables.Put(b, tables.Room())
+		return b
+	}
+	before := reads()
+	if _, err := p.Tables([]backend.DeltaSeg{{Slot: slot}}, 0); err != nil || !bytes.Equal(before, reads()) {
+		t.Fatalf("%s: a pass over no rows turned the tapes around, or %v", what, err)
+	}
 	// What it taped may be pending for the next one, chosen or not, and no more than that.
 	if err := p.Reserve(slot, 1); err != nil {
 		return // the device is full
@@ -730,8 +744,8 @@ func pass(t *testing.T, d *ram, p *gpu.States, what string, slots []int32, slot 
 	}
 }
 
-// TestPagesAgainstAModel: every page has its own bytes, pages that were given back come again, and what the device has no
-// room for costs nothing.
+// TestPagesAgainstAModel: every page has its own bytes, pages that were given back come again, and what the device
+// has no room for costs nothing.
 func TestPagesAgainstAModel(t *testing.T) {
 	layout := backend.KVLayout{Page: 64, Layers: []backend.KVDims{{Heads: 2, KeyDim: 512, ValueDim: 512, Key: quant.F32,
 		Value: quant.F32}}}
@@ -811,6 +825,18 @@ func TestPagesAgainstAModel(t *testing.T) {
 	if p.Addr(-1) != 0 {
 		t.Error("a page that was dropped has an address")
 	}
+	d.room = 0
+	before := 0
+	for k := range 6 { // sequences of one step: the table of their pages grows
+		if _, err := p.List(slices.Concat(ids[k:], ids[:k]), 1); err != nil {
+			t.Fatal(err)
+		}
+		if _, entries := p.Table(); entries < before {
+			t.Errorf("the table has %d entries, before it had %d", entries, before)
+		} else {
+			before = entries
+		}
+	}
 	if p.Close(); d.bytes() != 0 {
 		t.Errorf("%d bytes are not given back", d.bytes())
 	}
@@ -818,8 +844,143 @@ func TestPagesAgainstAModel(t *testing.T) {
 	if _, err := gpu.NewPages(d, layout, nil); err == nil || d.bytes() != 0 {
 		t.Errorf("pages of 32 tokens: %v, %d bytes are in use", err, d.bytes())
 	}
-	layout.Page, d.room = 64, 20000
-	if _, err := gpu.NewPages(d, layout, nil); err == nil || d.bytes() != 0 {
-		t.Errorf("without room: %v, %d bytes are in use", err, d.bytes())
+	layout.Page = 64
+	for _, room := range []int{1, 20000} { // for nothing, and for all but a page
+		d.room = room
+		if _, err := gpu.NewPages(d, layout, nil); err == nil || d.bytes() != 0 {
+			t.Errorf("in %d bytes: %v, %d bytes are in use", room, err, d.bytes())
+		}
 	}
+}
+
+// TestNoRoomForABackend: a device without memory for what a backend needs of its own is closed again.
+func TestNoRoomForABackend(t *testing.T) {
+	failed := 0
+	for room := 1; ; room *= 2 {
+		d := newRAM(t)
+		d.room = room
+		b, err := gpu.New(d)
+		if err == nil {
+			if d.closed != 0 || b.Close() != nil || d.closed != 1 {
+				t.Errorf("closed %d times", d.closed)
+			}
+			break
+		}
+		if failed++; d.closed != 1 {
+			t.Errorf("%d bytes: %v, the device was closed %d times", room, err, d.closed)
+		}
+	}
+	if failed == 0 {
+		t.Error("a backend needs no memory: the test says nothing")
+	}
+}
+
+// TestFreedAndRehearsed: a tensor that is freed gives its memory back, and a step that fails does so in a rehearsal,
+// too.
+func TestFreedAndRehearsed(t *testing.T) {
+	d, b := ramBackend(t)
+	before := d.bytes()
+	x := tensor(t, b, 3, 5)
+	if n := d.bytes() - before; n != 4*3*5 {
+		t.Errorf("a tensor of 15 values takes %d bytes", n)
+	}
+	b.Free(x)
+	b.Free(backend.Tensor{})
+	if d.bytes() != before {
+		t.Errorf("%d bytes are left of it", d.bytes()-before)
+	}
+	pool, err := b.NewStatePool(backend.DeltaDims{KHeads: 1, VHeads: 2, KDim: 128, VDim: 128, Kernel: 4, Eps: 1e-6}, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x = tensor(t, b, 4, 64)
+	step := func(segs ...backend.DeltaSeg) error {
+		b.BeginStep(&backend.Plan{State: pool, Delta: segs})
+		for range 3 {
+			b.Add(x, x, x)
+		}
+		_, err := b.EndStep()
+		return err
+	}
+	wrong := backend.DeltaSeg{Slot: 9, N: 1}
+	if err := step(wrong); err == nil {
+		t.Error("a step of a slot that is not there runs")
+	}
+	if err := b.Rehearse(func() error { return step(wrong) }); err == nil {
+		t.Error("a step of a slot that is not there is rehearsed")
+	}
+	d.log = nil
+	if err := b.Rehearse(func() error { return step() }); err != nil || len(d.log) > 0 || b.Recorded() != 0 {
+		t.Errorf("rehearsed: %v, %d launches, %d lists are kept", err, len(d.log), b.Recorded())
+	}
+	if err := step(); err != nil || len(d.log) == 0 {
+		t.Errorf("run: %v, %d launches", err, len(d.log))
+	}
+}
+
+// TestTwoGroups: a step with attention over two pools has tables of both.
+func TestTwoGroups(t *testing.T) {
+	d, b := ramBackend(t)
+	plan := &backend.Plan{}
+	var pools []*gpu.Pages
+	for range 2 {
+		dims := backend.KVDims{Heads: 2, KeyDim: 128, ValueDim: 128, Key: quant.F16, Value: quant.F16}
+		pool, err := b.NewKVPool(backend.KVLayout{Page: 64, Layers: []backend.KVDims{dims}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		page, err := pool.Alloc()
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := backend.KVPlan{Pool: pool, Tables: [][]int32{{page}}}
+		addRow(&p, 0, 0)
+		plan.KV, pools = append(plan.KV, p), append(pools, pool.(*gpu.Pages))
+	}
+	kv, q := tensor(t, b, 1, 2*128), tensor(t, b, 1, 4*128)
+	for run := range 3 {
+		d.log = nil
+		b.BeginStep(plan)
+		for group := range pools {
+			b.KVWrite(group, 0, kv, kv)
+			b.Attention(q, q, group, 0, backend.AttnParams{Heads: 4, KVHeads: 2, Scale: 1})
+		}
+		if _, err := b.EndStep(); err != nil {
+			t.Fatal(err)
+		}
+		for group, p := range pools {
+			if at, entries := p.Table(); at == 0 || entries == 0 {
+				t.Errorf("run %d: no pages of group %d are on the device", run, group)
+			}
+		}
+	}
+}
+
+// TestBlockMoves: steps that were recorded before the block of what changes grew do not read where it was.
+func TestBlockMoves(t *testing.T) {
+	d, b := ramBackend(t)
+	x := tensor(t, b, 4, 64)
+	many, err := b.AllocInts(1 << 16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	step := func(n int) {
+		t.Helper()
+		for range 3 {
+			b.BeginStep(nil)
+			b.SetInts(many, make([]int32, n))
+			b.Gather(x, x, many)
+			b.Scale(x, x, 2)
+			if _, err := b.EndStep(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	step(4)
+	lent := len(d.gone)
+	step(1 << 16)
+	if len(d.gone) == lent {
+		t.Fatal("the block did not move: the test says nothing")
+	}
+	step(4)
 }
