@@ -193,7 +193,7 @@ func (d *idleGPU) Upload(driver.Addr, []byte)                       {}
 func (d *idleGPU) Download([]byte, driver.Addr) error               { return nil }
 func (d *idleGPU) Copy(driver.Addr, driver.Addr, int)               {}
 func (d *idleGPU) Fill(driver.Addr, byte, int)                      {}
-func (d *idleGPU) Kernel(string) (driver.Kernel, error)             { return nil, nil }
+func (d *idleGPU) Kernel(driver.Kernel) (driver.Handle, error)      { return nil, nil }
 func (d *idleGPU) Compiling() time.Duration                         { return 0 }
 func (d *idleGPU) Launch(*driver.Launch)                            {}
 func (d *idleGPU) Record([]driver.Launch) (driver.Recording, error) { return &recordedGPU{}, nil }
