@@ -80,7 +80,8 @@ func TestNoDriver(t *testing.T) {
 	}
 }
 
-// TestCatalogue: every embedded kernel is in the catalogue, and every kernel there that Vulkan does not have is embedded.
+// TestCatalogue: every embedded kernel is in the catalogue, and every kernel there that Vulkan does not have is
+// embedded.
 func TestCatalogue(t *testing.T) {
 	known := map[string]bool{}
 	for _, k := range gpu.Kernels() {

@@ -6,7 +6,8 @@ import (
 	"strobe/internal/backend"
 )
 
-// Delta chooses the kernels of delta.cu: Gated DeltaNet with the sizes of one model. Its methods append calls to a list.
+// Delta chooses the kernels of delta.cu: Gated DeltaNet with the sizes of one model. Its methods append calls to
+// a list.
 type Delta struct {
 	dims          backend.DeltaDims
 	shape         deltaShape
@@ -198,7 +199,8 @@ func (t *Delta) one(c *DeltaCall) bool {
 	return c.Rows == 1 && c.Segs == 1 && t.exact && t.wide() && !t.noTensorCores && t.dims.VHeads%t.dims.KHeads == 0
 }
 
-// The kernel delta_whole of devices without tensor cores: its threads, room for its shared memory, and the most rows it takes.
+// The kernel delta_whole, for devices without tensor cores: its threads, room for its shared memory, and the most rows
+// that it takes.
 const (
 	wholeThreads = 1024
 	wholeShared  = 32 << 10

@@ -126,8 +126,12 @@ func (l *lowering) mixture(i int, m mixture) int {
 	}
 	tables, choice := l.chooseExperts(m)
 	l.feedForward(m, x, tables, choice)
-	if m.sharedNorm >= 0 && !l.mayPutOff(m.sharedNorm) {
-		l.single(m.sharedNorm)
+	if m.sharedNorm >= 0 {
+		if late, ok := l.matchLateNorm(m.sharedNorm); ok {
+			l.late = late
+		} else {
+			l.single(m.sharedNorm)
+		}
 	}
 	return m.end - i
 }

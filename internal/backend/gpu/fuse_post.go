@@ -22,11 +22,11 @@ func (l *lowering) matchPost(i int) (e ending, ok bool) {
 		return o.kind == opRMSNorm && o.a == v && o.dst == v && o.v != 0 && o.v%16 == 0 && o.f == norm.f
 	}
 	e.y, e.wy, e.eps, e.factor = norm.dst, norm.v, norm.f, 1
-	if l.b.products.NoTensorCores || !own(norm, e.y) || first.dst != e.y || e.y.cols <= shortRow || e.y.cols > postColumns ||
-		e.y.cols%8 != 0 || !e.y.out().aligned() || e.experts && !first.a.out().aligned() {
+	if l.b.products.NoTensorCores || !own(norm, e.y) || first.dst != e.y || e.y.cols <= shortRow ||
+		e.y.cols > postColumns || e.y.cols%8 != 0 || !e.y.out().aligned() || e.experts && !first.a.out().aligned() {
 		return e, false
 	}
-	added := func(j int, y view) bool { // x += y, after which nobody reads y
+	added := func(j int, y view) bool { // x += y, and nothing reads y afterwards
 		o := l.at(j)
 		return o.kind == opAdd && o.dst == o.a && o.b == y && !o.dst.overlaps(y) && o.dst.out().aligned() && !l.read(j, y)
 	}
@@ -66,15 +66,6 @@ func (l *lowering) matchLateNorm(i int) (lateNorm, bool) {
 func (l *lowering) putOff(_ int, n lateNorm) int {
 	l.late = n
 	return 1
-}
-
-// mayPutOff does so if it can.
-func (l *lowering) mayPutOff(i int) bool {
-	n, ok := l.matchLateNorm(i)
-	if ok {
-		l.late = n
-	}
-	return ok
 }
 
 // lateNorm is a norm with weights w that is put off.

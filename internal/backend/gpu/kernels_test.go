@@ -222,7 +222,8 @@ func TestEmit(t *testing.T) {
 		t.Errorf("a copy became %+v, %v", ls, err)
 	}
 	calls[0].Kernel = kernelNamed(t, "small_rope")
-	if _, err := gpu.Emit(d, calls); err == nil || !strings.Contains(err.Error(), "kernel small_rope has arguments of type") {
+	if _, err := gpu.Emit(d, calls); err == nil ||
+		!strings.Contains(err.Error(), "kernel small_rope has arguments of type") {
 		t.Errorf("a copy's arguments for a rotation: error %v", err)
 	}
 }

@@ -31,7 +31,7 @@ import (
 	"strobe/internal/testkit/edit"
 )
 
-// listFile has a line for every model and device of TestLaunchLists: how many launches its passes are, and a hash of them.
+// listFile has a line for every model and device of TestLaunchLists: how many launches its passes are, and their hash.
 const listFile = "testdata/launches.txt"
 
 // listsVariable names a folder. If it is set, TestLaunchLists writes all lists there as text and writes listFile anew.
@@ -325,8 +325,9 @@ type listedModel struct {
 	sparse            *backend.Sparse
 }
 
-// TestLaunchLists: passes of models of all kinds, from the golden ones to those of 35B, are the launches that they were:
-// kernels, grids and arguments on every kind of device. A change that is meant to change them writes the file anew.
+// TestLaunchLists: passes of models of all kinds, from the golden ones to those of 35B, are the launches that they
+// were: kernels, grids and arguments on every kind of device. A change that is meant to change them writes the file
+// anew.
 func TestLaunchLists(t *testing.T) {
 	testkit.Long(t)
 	dir := os.Getenv(listsVariable)

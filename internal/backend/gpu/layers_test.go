@@ -133,8 +133,8 @@ func (l *layerRun) list(prompt bool) {
 		p := l.multiplied("qkv z a b", in, m[:4]...)
 		l.add("", l.r.pool.Both(nil, gpu.DeltaCall{Table: table, Segs: 1, Rows: l.n, Layer: i, U: p[0], W: l.r.dw,
 			QKV: qkv, Alpha: p[2], Beta: p[3], A: l.r.da, DT: l.r.dd, Out: out, Scratch: between}))
-		in = l.selfPacked(m[4], gpu.SelfPacked{Kind: gpu.PackHeads, X: gpu.Rows(out.P, width), Gate: p[1], W: w, Dim: l.dims.VDim,
-			Eps: 1e-6})
+		in = l.selfPacked(m[4], gpu.SelfPacked{Kind: gpu.PackHeads, X: gpu.Rows(out.P, width), Gate: p[1], W: w,
+			Dim: l.dims.VDim, Eps: 1e-6})
 		if in.SelfPacked == nil {
 			l.add("", l.p.HeadPack(nil, packed(in), gpu.Rows(out.P, width), p[1], w, l.dims.VDim, 1e-6))
 		}

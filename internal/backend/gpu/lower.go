@@ -2,11 +2,13 @@ package gpu
 
 import "strobe/internal/backend"
 
-// lowering turns a list of operations into calls of kernels: it traces their values, tries at each operation the
-// patterns of fuse.go, schedules what matches none by itself, and lets products look ahead at the end. Two things are put off until somebody needs them: the results of
-// products stay in pieces, which most readers add up themselves, and what feeds a product is packed by the kernel that
-// computes it where there is one for that. Nothing depends on an operation being recognised: whatever is not is done
-// step by step.
+// lowering turns a list of operations into calls of kernels: it traces their values (trace.go), tries the patterns of
+// fuse.go at each operation, launches what begins none of them by itself (schedule.go), and lets products look ahead at
+// the end. Emit makes launches of the calls.
+//
+// Two things are put off until something needs them: the results of products stay in pieces, which most readers add up
+// themselves (pieces.go), and what feeds a product is packed by the kernel that computes it, where there is one. No
+// result depends on a pattern: operations that begin none are launched one by one, with the same bits.
 type lowering struct {
 	b        *Backend
 	ops      []op
@@ -48,7 +50,7 @@ func (b *Backend) lower(ops []op, plan *backend.Plan, lay layout) ([]Call, error
 	if l.unmoved != nil {
 		l.out = plan.State.(*States).Delta.Shift(l.out, *l.unmoved)
 	}
-	for len(l.pieces) > 0 && l.err == nil { // whoever comes after the step sees plain rows
+	for len(l.pieces) > 0 && l.err == nil { // what comes after the step reads rows
 		l.summed(l.pieces[0].v)
 	}
 	b.products.LookAhead(l.out)

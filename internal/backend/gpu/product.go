@@ -29,9 +29,9 @@ func NewProducts(p Props) *Products {
 // load.
 const askAhead = 64 << 10
 
-// selfPackedJobs is how many rows and stages of activations a block packs itself, at most: one for each of its 16 warps. That
-// took 0.6 us off a layer of a 27B model for one row and 1.6 off one of a 4B model; twice as much made a layer of the
-// 27B 1.6 us slower for two rows.
+// selfPackedJobs is how many rows and stages of activations a block packs itself, at most: one for each of its 16
+// warps. That took 0.6 us off a layer of a 27B model for one row and 1.6 off one of a 4B model; twice as much made a
+// layer of the 27B 1.6 us slower for two rows.
 const selfPackedJobs = 16
 
 // mergedJobs is the same where it adds the splits of attention: two columns for each thread.
@@ -149,9 +149,10 @@ const maxPieces = 10
 // Cut deals the multiprocessors to matrices that are multiplied in one launch, by their bytes: how many blocks each
 // gets. This decides where its sums are cut, so it belongs to the matrix and not to a batch.
 //
-// A device without tensor cores says three for every two multiprocessors: six workgroups of a product fit on one, if they have few
-// registers. Those of Q6_K have more, and four fit. With as many as fit an H200 takes 27.0 instead of 29.1 us for one
-// row, 8.23 instead of 8.41 ms for a pass of a 27B model, but 11.96 instead of 11.75 for one of eight rows.
+// A device without tensor cores says three for every two multiprocessors: six workgroups of a product fit on one, if
+// they have few registers. Those of Q6_K have more, and four fit. With as many as fit an H200 takes 27.0 instead of
+// 29.1 us for one row, 8.23 instead of 8.41 ms for a pass of a 27B model, but 11.96 instead of 11.75 for one of eight
+// rows.
 func (p *Products) Cut(ws ...WeightLayout) []int {
 	total, units := 0, p.Units
 	for _, w := range ws {
@@ -325,8 +326,8 @@ type mergedThenArgs struct {
 	then addPackArgs
 }
 
-// CanSelfPack reports whether a product of so many rows with w, cut over so many blocks, can pack its own input: it must be
-// little for every block, which shares it with none.
+// CanSelfPack reports whether a product of so many rows with w, cut over so many blocks, can pack its own input: it
+// must be little for every block, which shares it with none.
 func (p *Products) CanSelfPack(m *SelfPacked, rows int, w WeightLayout, blocks int) bool {
 	jobs := selfPackedJobs
 	if m.Splits != nil {

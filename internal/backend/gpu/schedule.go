@@ -184,8 +184,8 @@ func (l *lowering) actLayout(mul int) ActLayout {
 	return l.b.products.Acts(int(o.a.rows), ws...)
 }
 
-// pack returns the input of the product at i in the form it reads, or as the product packs it itself. A norm's rows that are
-// packed in another form are packed as they were: a row's bits must not depend on which form is made first.
+// pack returns the input of the product at i in the form it reads, or as the product packs it itself. A norm's rows
+// that are packed in another form are packed as they were: a row's bits must not depend on which form is made first.
 func (l *lowering) pack(i int) MatMulInput {
 	v, lay := l.ops[i].a, l.actLayout(i)
 	var norm *packedRows

@@ -84,12 +84,11 @@ func sameOps(a, b []op) bool { return bytes.Equal(bytesOf(a), bytesOf(b)) }
 
 // step is the step in progress.
 type step struct {
-	open  bool
-	alone bool // a single operation outside of any step
-	ops   []op
-	plan  *backend.Plan
-	sets  []setInts
-	data  []int32 // of sets
+	open bool
+	ops  []op
+	plan *backend.Plan
+	sets []setInts
+	data []int32 // of sets
 	// sparse attention: the length of the prompts that segments are parts of
 	tokens []int
 }
@@ -375,20 +374,23 @@ func (b *Backend) forget(gone ...span) {
 	})
 }
 
-// next is the place of the step's next operation; outside of one it is a step by itself, which done ends.
-func (b *Backend) next() *op {
-	s := &b.step
-	if !s.open {
-		b.BeginStep(nil)
-		s.alone = true
-	}
-	s.ops = append(s.ops, op{})
-	return &s.ops[len(s.ops)-1]
+// do appends an operation; outside of a step it is one by itself.
+func (b *Backend) do(o op) {
+	alone := b.begin()
+	b.step.ops = append(b.step.ops, o)
+	b.end(alone)
 }
 
-func (b *Backend) done() {
-	if b.step.alone {
-		b.step.alone = false
+// begin says whether the operations up to end are a step by themselves.
+func (b *Backend) begin() (alone bool) {
+	if alone = !b.step.open; alone {
+		b.BeginStep(nil)
+	}
+	return alone
+}
+
+func (b *Backend) end(alone bool) {
+	if alone {
 		if _, err := b.EndStep(); err != nil {
 			b.fail(err)
 		}
@@ -397,8 +399,7 @@ func (b *Backend) done() {
 
 // Embed looks up rows of the embedding matrix.
 func (b *Backend) Embed(dst backend.Tensor, w backend.Weight, ids backend.Ints, scale float32) {
-	*b.next() = op{kind: opEmbed, dst: viewOf(dst), w: w.(*weight), ids: ids.(*ints).addr, f: scale}
-	b.done()
+	b.do(op{kind: opEmbed, dst: viewOf(dst), w: w.(*weight), ids: ids.(*ints).addr, f: scale})
 }
 
 // MatMul multiplies x with every matrix.
@@ -409,96 +410,83 @@ func (b *Backend) MatMul(x backend.Tensor, ps ...backend.Product) {
 // multiply appends an operation with its outputs.
 func (b *Backend) multiply(o op, ps []backend.Product) {
 	o.outputs = int32(len(ps))
-	*b.next() = o
+	alone := b.begin()
+	b.step.ops = append(b.step.ops, o)
 	for _, p := range ps {
-		*b.next() = op{kind: opProduct, w: p.W.(*weight), dst: viewOf(p.Y)}
+		b.step.ops = append(b.step.ops, op{kind: opProduct, w: p.W.(*weight), dst: viewOf(p.Y)})
 	}
-	b.done()
+	b.end(alone)
 }
 
 // RMSNorm normalises every row.
 func (b *Backend) RMSNorm(dst, x backend.Tensor, w backend.Vector, eps float32) {
-	*b.next() = op{kind: opRMSNorm, dst: viewOf(dst), a: viewOf(x), v: vectorOf(w), f: eps}
-	b.done()
+	b.do(op{kind: opRMSNorm, dst: viewOf(dst), a: viewOf(x), v: vectorOf(w), f: eps})
 }
 
 // Add adds row by row.
 func (b *Backend) Add(dst, x, y backend.Tensor) {
-	*b.next() = op{kind: opAdd, dst: viewOf(dst), a: viewOf(x), b: viewOf(y)}
-	b.done()
+	b.do(op{kind: opAdd, dst: viewOf(dst), a: viewOf(x), b: viewOf(y)})
 }
 
 // AddBias adds a vector to every row.
 func (b *Backend) AddBias(x backend.Tensor, bias backend.Vector) {
-	*b.next() = op{kind: opAddBias, dst: viewOf(x), a: viewOf(x), v: vectorOf(bias)}
-	b.done()
+	b.do(op{kind: opAddBias, dst: viewOf(x), a: viewOf(x), v: vectorOf(bias)})
 }
 
 // Scale multiplies every value by s.
 func (b *Backend) Scale(dst, x backend.Tensor, s float32) {
-	*b.next() = op{kind: opScale, dst: viewOf(dst), a: viewOf(x), f: s}
-	b.done()
+	b.do(op{kind: opScale, dst: viewOf(dst), a: viewOf(x), f: s})
 }
 
 // Copy copies row by row.
 func (b *Backend) Copy(dst, src backend.Tensor) {
-	*b.next() = op{kind: opCopy, dst: viewOf(dst), a: viewOf(src)}
-	b.done()
+	b.do(op{kind: opCopy, dst: viewOf(dst), a: viewOf(src)})
 }
 
 // Gather copies the rows of src that rows names.
 func (b *Backend) Gather(dst, src backend.Tensor, rows backend.Ints) {
-	*b.next() = op{kind: opGather, dst: viewOf(dst), a: viewOf(src), ids: rows.(*ints).addr}
-	b.done()
+	b.do(op{kind: opGather, dst: viewOf(dst), a: viewOf(src), ids: rows.(*ints).addr})
 }
 
 // Gated computes act(gate) * up.
 func (b *Backend) Gated(dst, gate, up backend.Tensor, act backend.Activation) {
-	*b.next() = op{kind: opGated, dst: viewOf(dst), a: viewOf(gate), b: viewOf(up), act: int32(act)}
-	b.done()
+	b.do(op{kind: opGated, dst: viewOf(dst), a: viewOf(gate), b: viewOf(up), act: int32(act)})
 }
 
 // SigmoidGate computes x * sigmoid(gate).
 func (b *Backend) SigmoidGate(dst, x, gate backend.Tensor) {
-	*b.next() = op{kind: opSigmoidGate, dst: viewOf(dst), a: viewOf(x), b: viewOf(gate)}
-	b.done()
+	b.do(op{kind: opSigmoidGate, dst: viewOf(dst), a: viewOf(x), b: viewOf(gate)})
 }
 
 // AddGated adds x scaled by the sigmoid of one gate value per row.
 func (b *Backend) AddGated(dst, x, gate backend.Tensor) {
-	*b.next() = op{kind: opAddGated, dst: viewOf(dst), a: viewOf(x), b: viewOf(gate)}
-	b.done()
+	b.do(op{kind: opAddGated, dst: viewOf(dst), a: viewOf(x), b: viewOf(gate)})
 }
 
 // Softcap bounds values smoothly to (-c, c).
 func (b *Backend) Softcap(x backend.Tensor, c float32) {
-	*b.next() = op{kind: opSoftcap, dst: viewOf(x), a: viewOf(x), f: c}
-	b.done()
+	b.do(op{kind: opSoftcap, dst: viewOf(x), a: viewOf(x), f: c})
 }
 
 // Angles computes the cosines and sines of rotary embedding for every position.
 func (b *Backend) Angles(cos, sin backend.Tensor, pos backend.Ints, inv backend.Vector, mscale float32) {
-	*b.next() = op{kind: opAngles, dst: viewOf(cos), b: viewOf(sin), ids: pos.(*ints).addr, v: vectorOf(inv), f: mscale}
-	b.done()
+	b.do(op{kind: opAngles, dst: viewOf(cos), b: viewOf(sin), ids: pos.(*ints).addr, v: vectorOf(inv), f: mscale})
 }
 
 // RoPE rotates pairs (i, i+n) of every head.
 func (b *Backend) RoPE(x backend.Tensor, heads int, cos, sin backend.Tensor) {
-	*b.next() = op{kind: opRoPE, dst: viewOf(x), a: viewOf(x), b: viewOf(cos), c: viewOf(sin), heads: int32(heads)}
-	b.done()
+	b.do(op{kind: opRoPE, dst: viewOf(x), a: viewOf(x), b: viewOf(cos), c: viewOf(sin), heads: int32(heads)})
 }
 
 // BlockConv convolves the rows of blocks with taps of their own.
 func (b *Backend) BlockConv(dst, x, dyn backend.Tensor, base backend.Vector, index backend.Ints) {
-	*b.next() = op{kind: opBlockConv, dst: viewOf(dst), a: viewOf(x), b: viewOf(dyn), v: vectorOf(base),
-		taps: int32(base.Len() / dst.Cols), ids: index.(*ints).addr}
-	b.done()
+	b.do(op{kind: opBlockConv, dst: viewOf(dst), a: viewOf(x), b: viewOf(dyn), v: vectorOf(base),
+		taps: int32(base.Len() / dst.Cols), ids: index.(*ints).addr})
 }
 
 // KVWrite stores the keys and values of the batch at their slots.
 func (b *Backend) KVWrite(group, layer int, k, v backend.Tensor) {
-	*b.next() = op{kind: opKVWrite, a: viewOf(k), b: viewOf(v), attn: attnOp{group: int32(group), layer: int32(layer)}}
-	b.done()
+	b.do(op{kind: opKVWrite, a: viewOf(k), b: viewOf(v), attn: attnOp{group: int32(group), layer: int32(layer)}})
 }
 
 // Attention computes softmax(q k) v for every row and head over the slots the row sees.
@@ -507,16 +495,14 @@ func (b *Backend) Attention(dst, q backend.Tensor, group, layer int, p backend.A
 }
 
 func (b *Backend) attend(dst, q backend.Tensor, group, layer int, p backend.AttnParams, s sparseOp) {
-	*b.next() = op{kind: opAttention, dst: viewOf(dst), a: viewOf(q), attn: attnOp{
+	b.do(op{kind: opAttention, dst: viewOf(dst), a: viewOf(q), attn: attnOp{
 		sinks: vectorOf(p.Sinks), group: int32(group), layer: int32(layer), heads: int32(p.Heads), kvHeads: int32(p.KVHeads),
-		scale: p.Scale, sparse: s}}
-	b.done()
+		scale: p.Scale, sparse: s}})
 }
 
 // Route chooses the experts of every row.
 func (b *Backend) Route(ids backend.Ints, weights, logits backend.Tensor, used int, scale float32) {
-	*b.next() = op{kind: opRoute, dst: viewOf(weights), a: viewOf(logits), ids: ids.(*ints).addr, used: int32(used), f: scale}
-	b.done()
+	b.do(op{kind: opRoute, dst: viewOf(weights), a: viewOf(logits), ids: ids.(*ints).addr, used: int32(used), f: scale})
 }
 
 // ExpertMatMul multiplies rows with the experts chosen for them.
@@ -526,34 +512,29 @@ func (b *Backend) ExpertMatMul(x backend.Tensor, ids backend.Ints, used int, ps 
 
 // ExpertSum adds the outputs of each row's experts with their weights.
 func (b *Backend) ExpertSum(dst, y, weights backend.Tensor, ids backend.Ints, used int, scale backend.Vector) {
-	*b.next() = op{kind: opExpertSum, dst: viewOf(dst), a: viewOf(y), b: viewOf(weights), ids: ids.(*ints).addr,
-		used: int32(used), v: vectorOf(scale)}
-	b.done()
+	b.do(op{kind: opExpertSum, dst: viewOf(dst), a: viewOf(y), b: viewOf(weights), ids: ids.(*ints).addr,
+		used: int32(used), v: vectorOf(scale)})
 }
 
 // ShortConv computes silu of the causal depthwise convolution along each row's ancestors.
 func (b *Backend) ShortConv(dst, u backend.Tensor, w backend.Vector, layer int) {
-	*b.next() = op{kind: opShortConv, dst: viewOf(dst), a: viewOf(u), v: vectorOf(w), layer: int32(layer)}
-	b.done()
+	b.do(op{kind: opShortConv, dst: viewOf(dst), a: viewOf(u), v: vectorOf(w), layer: int32(layer)})
 }
 
 // GatedDelta runs the gated delta rule over every segment.
 func (b *Backend) GatedDelta(dst, qkv, alpha, beta backend.Tensor, a, dt backend.Vector, layer int) {
-	*b.next() = op{kind: opGatedDelta, dst: viewOf(dst), a: viewOf(qkv), b: viewOf(alpha), c: viewOf(beta),
-		v: vectorOf(a), v2: vectorOf(dt), layer: int32(layer)}
-	b.done()
+	b.do(op{kind: opGatedDelta, dst: viewOf(dst), a: viewOf(qkv), b: viewOf(alpha), c: viewOf(beta),
+		v: vectorOf(a), v2: vectorOf(dt), layer: int32(layer)})
 }
 
 // ArgMax finds the largest value of every row.
 func (b *Backend) ArgMax(ids backend.Ints, x backend.Tensor) {
-	*b.next() = op{kind: opArgMax, a: viewOf(x), ids: ids.(*ints).addr}
-	b.done()
+	b.do(op{kind: opArgMax, a: viewOf(x), ids: ids.(*ints).addr})
 }
 
 // TopK finds the k largest values of every row and their log-softmax.
 func (b *Backend) TopK(ids backend.Ints, logp, x backend.Tensor, k int) {
-	*b.next() = op{kind: opTopK, dst: viewOf(logp), a: viewOf(x), ids: ids.(*ints).addr, best: int32(k)}
-	b.done()
+	b.do(op{kind: opTopK, dst: viewOf(logp), a: viewOf(x), ids: ids.(*ints).addr, best: int32(k)})
 }
 
 // Candidates finds the largest values of every row, and with total the row's weight.
@@ -562,6 +543,5 @@ func (b *Backend) Candidates(dst backend.Ints, x backend.Tensor, total bool) {
 	if total {
 		o.v = b.weightTable
 	}
-	*b.next() = o
-	b.done()
+	b.do(o)
 }

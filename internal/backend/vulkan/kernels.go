@@ -28,7 +28,7 @@ type kernel struct {
 	pipeline uint64
 }
 
-// pushBytes is what every device has room for in push constants: an address, or the arguments of a kernel that is Pushed.
+// pushBytes is what every device has room for in push constants: an address, or the arguments of some kernels.
 const pushBytes = 128
 
 // shaderOf is what a kernel runs, unless a test wants another.

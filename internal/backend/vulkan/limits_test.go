@@ -272,7 +272,8 @@ func TestWholeSubgroups(t *testing.T) {
 			}
 			return 0
 		}))
-		if err := d.compile(&kernel{name: name, shader: named(t, name).Shader()}); err != nil || shuffles != want || flags != 2*want {
+		k := &kernel{name: name, shader: named(t, name).Shader()}
+		if err := d.compile(k); err != nil || shuffles != want || flags != 2*want {
 			t.Errorf("%s: shuffles %d, flags %d, want %d and %d; %v", name, shuffles, flags, want, 2*want, err)
 		}
 	}
