@@ -18,7 +18,8 @@ func TestDeltaMany(t *testing.T) {
 	r := newRecurrence(g, dims, 1)
 	width := dims.VHeads * dims.VDim
 	many := 4*g.d.Props().Units/blocks + 3
-	if ls := r.pool.Both(nil, gpu.DeltaCall{Rows: many, Segs: many}); ls[len(ls)-1].Kernel.Name() != "delta_rule_128_many" {
+	ls := r.pool.Both(nil, gpu.DeltaCall{Rows: many, Segs: many})
+	if ls[len(ls)-1].Kernel.Name() != "delta_rule_128_many" {
 		t.Skipf("%s has one kernel for all", g.d.Props().Name)
 	}
 	kinds := []backend.DeltaSeg{{N: 1}, {N: 1, Pending: 1}, {N: 3, Pending: 2}, {N: 1, Pending: 1},
