@@ -31,7 +31,7 @@ struct __attribute__((aligned(8))) U2 { u32 x, y; };
 // ---- a product's results: pieces p[piece][token][row] of groups of 256 rows with kb stages each, cut over `grid`
 // blocks.
 
-// Which of G blocks has stage t of T (see product.cu). 32 bits are enough (T*G < 2^31), and 64-bit division is slow.
+// Which of G blocks has stage t of T (see product.h). 32 bits are enough (T*G < 2^31), and 64-bit division is slow.
 DEV int block_of(int t, int T, int G) { return (int)(((u32)(t + 1) * (u32)G - 1) / (u32)T); }
 DEV int first_stage(int b, int T, int G) { return (int)((u32)b * (u32)T / (u32)G); }
 
