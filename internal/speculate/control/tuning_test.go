@@ -1,6 +1,7 @@
 package control
 
 import (
+	"flag"
 	"fmt"
 	"math"
 	"os"
@@ -11,8 +12,6 @@ import (
 	"strings"
 	"testing"
 	"unsafe"
-
-	"strobe/internal/testkit"
 )
 
 // STROBE_TUNING=name=value changes a number of tuning.go for all tests.
@@ -34,10 +33,11 @@ func init() {
 	}
 }
 
-// TestEveryNumberMatters: of the tests that tuning.go names beside a number, one fails when the number is halved or
-// doubled. It runs them in other processes, some minutes long.
+var runNumbers = flag.Bool("numbers", false, "TestEveryNumberMatters runs tests with other numbers, for three minutes")
+
+// TestEveryNumberMatters: tuning.go names tests beside every number. With -numbers, which is for changes of tuning.go, one
+// of them fails when the number is halved or doubled; they run in other processes.
 func TestEveryNumberMatters(t *testing.T) {
-	testkit.Long(t)
 	source, err := os.ReadFile("tuning.go")
 	if err != nil {
 		t.Fatal(err)
@@ -55,7 +55,7 @@ func TestEveryNumberMatters(t *testing.T) {
 			tests := regexp.MustCompile(`Test\w+`).FindAllString(comment, -1)
 			if len(tests) == 0 {
 				t.Errorf("%s: no test is named", m[1])
-			} else if !matters(t, m[1], tests) {
+			} else if *runNumbers && !matters(t, m[1], tests) {
 				t.Errorf("%s: %s do not notice half or twice the number", m[1], tests)
 			}
 		}
