@@ -35,8 +35,8 @@ func init() {
 
 var runNumbers = flag.Bool("numbers", false, "TestEveryNumberMatters runs tests with other numbers, for three minutes")
 
-// TestEveryNumberMatters: tuning.go names tests beside every number. With -numbers, which is for changes of tuning.go, one
-// of them fails when the number is halved or doubled; they run in other processes.
+// TestEveryNumberMatters: tuning.go names tests beside every number. With -numbers, which is for changes of tuning.go,
+// one of them fails when the number is halved or doubled; they run in other processes.
 func TestEveryNumberMatters(t *testing.T) {
 	source, err := os.ReadFile("tuning.go")
 	if err != nil {
