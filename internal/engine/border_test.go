@@ -140,14 +140,14 @@ func TestStopsAgainstAModel(t *testing.T) {
 	}
 }
 
-// TestProgress: a request that asks for it is told after every step how far its prompt is, and others are not.
+// TestProgress: after every step a request that asks for it gets how far its prompt is; others do not.
 func TestProgress(t *testing.T) {
 	for _, asked := range []bool{true, false} {
 		h := newByHand(t, "progress", loadGolden(t, "qwen3", false), Config{Chunk: 64})
 		g := submit(t, h.e, Request{Tokens: randomPrompt(1, 200), MaxTokens: 3, IgnoreEOG: true, Progress: asked})
 		over, cancel := context.WithCancel(t.Context())
 		cancel() // what is there is read, nothing is waited for
-		var told []int
+		var reported []int
 		h.sent = []*sent{{g: g}}
 		for range 3 {
 			if !h.l.admit() {
@@ -157,14 +157,14 @@ func TestProgress(t *testing.T) {
 				t.Fatal(err)
 			}
 			if ev, err := g.Next(over); err == nil && ev.Prompt != nil {
-				told = append(told, ev.Prompt.Processed)
+				reported = append(reported, ev.Prompt.Processed)
 				if ev.Prompt.Phase != PhasePrompt || ev.Prompt.Slot != 0 {
-					t.Errorf("told %+v", ev.Prompt)
+					t.Errorf("reported %+v", ev.Prompt)
 				}
 			}
 		}
-		if want := []int{64, 128, 192}; asked != slices.Equal(told, want) || !asked && told != nil {
-			t.Errorf("asked %t: told %v, want %v", asked, told, want)
+		if want := []int{64, 128, 192}; asked != slices.Equal(reported, want) || !asked && reported != nil {
+			t.Errorf("asked %t: reported %v, want %v", asked, reported, want)
 		}
 		h.sent = nil
 		for h.l.jobs != nil && len(h.l.jobs) > 0 {

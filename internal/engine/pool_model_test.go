@@ -13,21 +13,21 @@ import (
 	"time"
 )
 
-// garage is a pool and, beside it, a simple model of what it should have loaded. Its clock stands still: idle times end
-// when the test says so.
-type garage struct {
+// poolModel is a pool and, beside it, a simple model of what it should have loaded. Its clock stands still: idle times
+// end when the test says so.
+type poolModel struct {
 	t      *testing.T
 	p      *Pool
 	dir    string
-	fits   int    // models at a time
-	cars   []*car // by name, and replaced ones that are still in use
-	leases []*parkedLease
+	fits   int          // models at a time
+	files  []*fileModel // by name, and replaced ones that are still in use
+	leases []*heldLease
 	timers []*timer
 	clock  int // grows with every use
 	seen   map[*Engine]bool
 }
 
-type car struct {
+type fileModel struct {
 	name   string
 	file   int // version of the file now
 	loaded int // version that is loaded, 0 for none
@@ -37,25 +37,25 @@ type car struct {
 	timer  *timer // that runs for it; nil if none
 }
 
-type parkedLease struct {
+type heldLease struct {
 	*Lease
-	c *car
+	c *fileModel
 }
 
 // timer is an idle time.
 type timer struct {
-	c       *car
+	c       *fileModel
 	used    int
 	d       time.Duration
 	end     func()
 	stopped bool
 }
 
-const garageIdle = time.Hour
+const modelIdle = time.Hour
 
-func newGarage(t *testing.T, fits int, limit func(size int64) int64) *garage {
-	g := &garage{t: t, dir: modelDir(t, "a=qwen3", "b=qwen3", "c=qwen3", "d=qwen3"), fits: fits, seen: map[*Engine]bool{}}
-	g.p = newPool(t, PoolConfig{Dir: g.dir, Idle: garageIdle, Engine: Config{CacheBytes: -1}})
+func newPoolModel(t *testing.T, fits int, limit func(size int64) int64) *poolModel {
+	g := &poolModel{t: t, dir: modelDir(t, "a=qwen3", "b=qwen3", "c=qwen3", "d=qwen3"), fits: fits, seen: map[*Engine]bool{}}
+	g.p = newPool(t, PoolConfig{Dir: g.dir, Idle: modelIdle, Engine: Config{CacheBytes: -1}})
 	g.p.cfg.MemoryBytes = limit(size(t, g.p, "a"))
 	g.p.after = func(d time.Duration, f func()) func() {
 		x := &timer{d: d, end: f}
@@ -63,21 +63,21 @@ func newGarage(t *testing.T, fits int, limit func(size int64) int64) *garage {
 		return func() { x.stopped = true }
 	}
 	for _, name := range []string{"a", "b", "c", "d"} {
-		g.cars = append(g.cars, &car{name: name, file: 1})
+		g.files = append(g.files, &fileModel{name: name, file: 1})
 	}
 	return g
 }
 
-func (g *garage) named(name string) *car {
-	return g.cars[slices.IndexFunc(g.cars, func(c *car) bool { return c.name == name })]
+func (g *poolModel) named(name string) *fileModel {
+	return g.files[slices.IndexFunc(g.files, func(c *fileModel) bool { return c.name == name })]
 }
 
-// room drives the one out that was not used for the longest time until there is a place, and reports whether there is.
-func (g *garage) room() bool {
+// room unloads the least recently used model until another one fits, and reports whether it does.
+func (g *poolModel) room() bool {
 	for {
-		var oldest *car
+		var oldest *fileModel
 		n := 0
-		for _, c := range g.cars {
+		for _, c := range g.files {
 			if c.loaded == 0 {
 				continue
 			}
@@ -96,43 +96,43 @@ func (g *garage) room() bool {
 }
 
 // acquire asks for a model, and knows what it will get.
-func (g *garage) acquire(name string) {
+func (g *poolModel) acquire(name string) {
 	t := g.t
 	t.Helper()
-	want, who := name, (*car)(nil)
+	want, chosen := name, (*fileModel)(nil)
 	if name == Any {
-		for _, c := range g.cars {
-			if c.name != "" && c.loaded != 0 && (who == nil || c.used > who.used) {
-				who = c
+		for _, c := range g.files {
+			if c.name != "" && c.loaded != 0 && (chosen == nil || c.used > chosen.used) {
+				chosen = c
 			}
 		}
-		if who == nil {
+		if chosen == nil {
 			if _, err := g.p.Acquire(t.Context(), name); !errors.Is(err, ErrNoneResident) {
 				t.Fatalf("any of none: %v", err)
 			}
 			return
 		}
-		want = who.name
+		want = chosen.name
 	}
-	who = g.named(want)
-	if who.loaded != 0 && who.loaded != who.file { // the file was replaced: a new one takes the name
-		old := *who
+	chosen = g.named(want)
+	if chosen.loaded != 0 && chosen.loaded != chosen.file { // the file was replaced: a new one takes the name
+		old := *chosen
 		if old.name = ""; old.users > 0 {
-			g.cars = append(g.cars, &old)
+			g.files = append(g.files, &old)
 			for _, l := range g.leases {
-				if l.c == who {
+				if l.c == chosen {
 					l.c = &old
 				}
 			}
 		}
 		for _, x := range g.timers {
-			if x.c == who {
+			if x.c == chosen {
 				x.c = &old
 			}
 		}
-		who.loaded, who.users, who.keep, who.timer = 0, 0, nil, nil
+		chosen.loaded, chosen.users, chosen.keep, chosen.timer = 0, 0, nil, nil
 	}
-	ok := who.loaded != 0 || g.room()
+	ok := chosen.loaded != 0 || g.room()
 	g.p.cfg.Wait = time.Minute
 	if !ok {
 		g.p.cfg.Wait = time.Millisecond
@@ -148,14 +148,14 @@ func (g *garage) acquire(name string) {
 		t.Fatalf("%s: %v, want %s", name, err, want)
 	}
 	g.clock++
-	who.loaded, who.used = who.file, g.clock
-	who.users++
+	chosen.loaded, chosen.used = chosen.file, g.clock
+	chosen.users++
 	g.seen[l.Engine] = true
-	g.leases = append(g.leases, &parkedLease{l, who})
+	g.leases = append(g.leases, &heldLease{l, chosen})
 }
 
 // release gives a lease back, twice, with or without a wish for how long the model stays.
-func (g *garage) release(i int, keep *time.Duration) {
+func (g *poolModel) release(i int, keep *time.Duration) {
 	l := g.leases[i]
 	g.leases = slices.Delete(g.leases, i, i+1)
 	before := len(g.timers)
@@ -170,7 +170,7 @@ func (g *garage) release(i int, keep *time.Duration) {
 		g.t.Fatalf("%s: an older idle time goes on", c.name)
 	}
 	c.timer = nil
-	d := garageIdle
+	d := modelIdle
 	if keep != nil {
 		d = *keep
 	}
@@ -184,19 +184,19 @@ func (g *garage) release(i int, keep *time.Duration) {
 		g.t.Fatalf("%s: an idle time begins with %d users and %v", c.name, c.users, d)
 	}
 	if c.name == "" && c.users == 0 {
-		g.cars = slices.DeleteFunc(g.cars, func(x *car) bool { return x == c })
+		g.files = slices.DeleteFunc(g.files, func(x *fileModel) bool { return x == c })
 	}
 }
 
 // fire ends an idle time, also one that was stopped: it may have been on its way.
-func (g *garage) fire(x *timer) {
+func (g *poolModel) fire(x *timer) {
 	x.end()
 	if c := x.c; c.loaded != 0 && c.users == 0 && c.used == x.used {
 		c.loaded = 0
 	}
 }
 
-func (g *garage) unload(name string) {
+func (g *poolModel) unload(name string) {
 	g.t.Helper()
 	c := g.named(name)
 	err := g.p.Unload(g.t.Context(), name)
@@ -209,7 +209,7 @@ func (g *garage) unload(name string) {
 }
 
 // replace puts another file into a model's place.
-func (g *garage) replace(name string) {
+func (g *poolModel) replace(name string) {
 	path := filepath.Join(g.dir, name+".gguf")
 	if err := os.WriteFile(path+".new", must(os.ReadFile(path)), 0o644); err != nil {
 		g.t.Fatal(err)
@@ -221,12 +221,12 @@ func (g *garage) replace(name string) {
 }
 
 // check compares the pool with the model once nothing is being unloaded.
-func (g *garage) check(what string) {
+func (g *poolModel) check(what string) {
 	t, p := g.t, g.p
 	t.Helper()
 	p.work.Wait()
 	retired, open := 0, 0
-	for _, c := range g.cars {
+	for _, c := range g.files {
 		if c.loaded != 0 {
 			open++
 		}
@@ -283,7 +283,7 @@ func TestPoolAgainstAModel(t *testing.T) {
 		{100, func(size int64) int64 { return 0 }}, // no limit
 	} {
 		r := rand.New(rand.NewPCG(uint64(seed), 31))
-		g := newGarage(t, c.fits, c.limit)
+		g := newPoolModel(t, c.fits, c.limit)
 		names := []string{"a", "b", "c", "d", Any}
 		keeps := []time.Duration{0, -1, 5 * time.Minute}
 		for step := range 80 {

@@ -1,6 +1,7 @@
 package pflash
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -68,12 +69,9 @@ const (
 	gpuRoom = 2 << 30
 )
 
-// rows is how many tokens a pass has. All numbers give the same scores.
-func (s *Scorer) rows() int {
-	if s.Rows > 0 {
-		return s.Rows
-	}
-	if gpu, ok := s.model.Backend().(interface{ Memory() (free, total int) }); ok {
+// rowsOn is how many tokens a pass has on a device. All numbers give the same scores.
+func rowsOn(b backend.Backend) int {
+	if gpu, ok := b.(interface{ Memory() (free, total int) }); ok {
 		if free, _ := gpu.Memory(); free > gpuRoom {
 			return gpuRows
 		}
@@ -90,7 +88,7 @@ func (s *Scorer) Attention(ctx context.Context, ids []int32, queries int) ([][]f
 		return nil, err
 	}
 	defer b.Free(dst)
-	sweep := model.Sweep{Tokens: ids, Queries: queries, Rotated: s.Rotated, Rows: s.rows()}
+	sweep := model.Sweep{Tokens: ids, Queries: queries, Rotated: s.Rotated, Rows: cmp.Or(s.Rows, rowsOn(b))}
 	if s.Sparse.Alpha > 0 {
 		sweep.Sparse = &s.Sparse
 	}

@@ -16,7 +16,7 @@ import (
 	"strobe/internal/sample"
 )
 
-// core is what all protocols share: the models, the defaults of requests, and who counts and traces them. The
+// core is what all protocols share: the models, the defaults of requests, counters and traces. The
 // protocols (openAI, anthropic, ollama, llamaCPP) have a type each that embeds it.
 type core struct {
 	cfg     Config

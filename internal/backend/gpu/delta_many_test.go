@@ -20,7 +20,7 @@ func TestDeltaMany(t *testing.T) {
 	many := 4*g.d.Props().Units/blocks + 3
 	ls := r.pool.Both(nil, gpu.DeltaCall{Rows: many, Segs: many})
 	if ls[len(ls)-1].Kernel.Name() != "delta_rule_128_many" {
-		t.Skipf("%s has one kernel for all", g.d.Props().Name)
+		t.Skipf("needs delta_rule_128_many, a kernel for CUDA: %s launches %s", g.d.Props().Name, ls[len(ls)-1].Kernel.Name())
 	}
 	kinds := []backend.DeltaSeg{{N: 1}, {N: 1, Pending: 1}, {N: 3, Pending: 2}, {N: 1, Pending: 1},
 		{N: 5, Parents: []int32{-1, -1, 0, 1, 3}, Pending: 1}, {N: 2, Prompt: true, Pending: 1}, {N: 20}}

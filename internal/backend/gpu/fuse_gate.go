@@ -126,7 +126,7 @@ func (l *lowering) unmerged(mul int) *Splits {
 	return s.splits
 }
 
-// unmerge takes that launch back: whoever comes next adds the splits.
+// unmerge takes that launch back: the next kernel adds the splits.
 func (l *lowering) unmerge() {
 	l.later = append(l.later, l.splits.scratch)
 	l.out, l.splits = l.out[:len(l.out)-1], splitRows{}

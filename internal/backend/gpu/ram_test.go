@@ -486,7 +486,7 @@ func TestTensorsOnTheHost(t *testing.T) {
 		t.Errorf("after reading failed: %v", err)
 	}
 	if err := b.Sync(); err != nil {
-		t.Errorf("the failure is told twice: %v", err)
+		t.Errorf("the failure is reported twice: %v", err)
 	}
 	d.lost = errors.New("ram: lost")
 	if err := b.Sync(); !errors.Is(err, d.lost) {

@@ -426,8 +426,7 @@ func (l *lowering) deltaCall(layer int32, rows int) (*Delta, DeltaCall) {
 		Layer: int(layer), Chains: u.room.Chains}
 }
 
-// shortConv runs the convolution, and the delta rule with it if that comes next and nobody else reads what lies
-// between.
+// shortConv runs the convolution. If the delta rule comes next and nothing else reads its input, one call does both.
 func (l *lowering) shortConv(i int) int {
 	o, g := l.ops[i], *l.at(i + 1)
 	delta, c := l.deltaCall(o.layer, int(o.a.rows))
