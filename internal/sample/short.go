@@ -131,7 +131,7 @@ func (s *Sampler) sampleMass(l *Shortlist) (id int32, ok bool) {
 		reached = sum >= want
 	}
 	s.cand = c
-	if !reached && l.Bound > negInf {
+	if !reached { // a list of the whole row always reaches it
 		return -1, false
 	}
 	slices.SortFunc(c, byID)

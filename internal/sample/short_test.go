@@ -270,5 +270,14 @@ func TestTopPBorder(t *testing.T) {
 				t.Errorf("top-p %g of two equal tokens: %d", p.TopP, id)
 			}
 		}
+		// Without top-k, of a row in which two tokens have all the weight: the first of them has exactly half.
+		row := []float32{7, 7, -100, -100}
+		s := New(Params{Temp: 1, TopP: 0.5, Seed: seed}, len(row))
+		if id, ok := s.SampleShort(shortOf(row, 3)); id != 0 || !ok {
+			t.Errorf("top-p 0.5 without top-k: %d (%t) from a list", id, ok)
+		}
+		if id := s.Sample(slices.Clone(row)); id != 0 {
+			t.Errorf("top-p 0.5 without top-k: %d", id)
+		}
 	}
 }

@@ -50,6 +50,9 @@ func TestTrace(t *testing.T) {
 			t.Errorf("what operation %d writes is read: %t, want %t", i, got, want)
 		}
 	}
+	if l.read(0, y) {
+		t.Error("what is read for the last time is read afterwards")
+	}
 	if l.read(4, part) != true || l.read(2, part) != true {
 		t.Error("a part is not read by what reads the whole")
 	}
