@@ -54,7 +54,8 @@ type timer struct {
 const modelIdle = time.Hour
 
 func newPoolModel(t *testing.T, fits int, limit func(size int64) int64) *poolModel {
-	g := &poolModel{t: t, dir: modelDir(t, "a=qwen3", "b=qwen3", "c=qwen3", "d=qwen3"), fits: fits, seen: map[*Engine]bool{}}
+	g := &poolModel{t: t, fits: fits, seen: map[*Engine]bool{}}
+	g.dir = modelDir(t, "a=qwen3", "b=qwen3", "c=qwen3", "d=qwen3")
 	g.p = newPool(t, PoolConfig{Dir: g.dir, Idle: modelIdle, Engine: Config{CacheBytes: -1}})
 	g.p.cfg.MemoryBytes = limit(size(t, g.p, "a"))
 	g.p.after = func(d time.Duration, f func()) func() {
