@@ -27,6 +27,7 @@ type modelFlags struct {
 	device         string
 	gpuLayers      string
 	cpuExperts     string
+	gpuMemory      byteSize
 	draftDevice    string
 	draftGPULayers string
 	kv, kvk, kvv   string
@@ -63,6 +64,7 @@ func (m *modelFlags) add(cmd *cobra.Command) {
 		"layers on GPUs, the others run on the processor: auto (as many as fit) or a number")
 	f.StringVar(&m.cpuExperts, "cpu-experts", "auto",
 		"whose experts the processor keeps: auto (of as few layers as it takes to fit), all, or those of the first N layers")
+	f.Var(&m.gpuMemory, "gpu-memory", "use no more than so much of each GPU's memory, as if it had no more (default: all)")
 	f.StringVar(&m.kv, "kv", "f16",
 		"type of cached keys and values: f32, f16, q8_0, q4_1, q4_0, turbo4 or turbo3 (3 bits)")
 	f.StringVar(&m.kvk, "kv-k", "", "type of cached keys (default: as --kv)")
@@ -147,6 +149,7 @@ func (m *modelFlags) options() (engine.Options, error) {
 			return opt, usageError{err}
 		}
 	}
+	opt.GPUMemory = int(m.gpuMemory)
 	switch m.draftWindow {
 	case "auto":
 	case "off":

@@ -363,6 +363,13 @@ func Repeat(b Backend, name int, p *Plan, ints ...[]int32) (bool, error) {
 	return false, nil
 }
 
+// Counted is a device with memory of its own, of which a model's part can be counted before the model is loaded.
+type Counted interface {
+	// Counting returns a device of the same kind that computes nothing and has endless memory, and a function that says
+	// how much of it is in use. Weights are bound there without their values.
+	Counting() (b Backend, used func() int, err error)
+}
+
 // Compiler is a device that compiles kernels when they are first needed.
 type Compiler interface {
 	// Compiling is the time spent compiling since the device was opened.

@@ -17,9 +17,13 @@ import (
 	"strobe/internal/backend/vulkan"
 )
 
+// DriverBytes is the memory of a GPU that its driver takes for itself once a model runs.
+const DriverBytes = gpu.DriverBytes
+
 // Options says how to use a device.
 type Options struct {
 	Threads int // of the processor; 0 means all cores, which is also the most
+	Memory  int // of a GPU: bytes that may be used, as if it had no more; 0 means all
 }
 
 // Info describes a device that this machine has.
@@ -186,6 +190,19 @@ func parse(name string) (kind string, index int, err error) {
 	return "", 0, fmt.Errorf("device %q: want auto, cpu, cuda, cuda:N, vulkan or vulkan:N", name)
 }
 
+// Counting returns a GPU that only counts memory, as common cards of so many bytes would need it: backend.Counted says
+// how much is in use. If it is strict it runs out of memory as such a card does.
+func Counting(memory int, strict bool) (backend.Backend, error) {
+	limit := 0
+	if strict {
+		limit = max(1, memory-DriverBytes)
+	}
+	// An RTX 3090 or 4090: what shared memory a block gets and how many multiprocessors there are decides how products
+	// are cut, and so how much memory they need.
+	return gpu.New(gpu.NewCounter(gpu.Props{Name: "GPU", Major: 8, Minor: 6, Units: 82, SharedBlock: 99 << 10,
+		Memory: memory}, limit))
+}
+
 // Tight reports whether less than a tenth of a device's own memory is free: what is not needed just now should leave.
 // The processor has none of its own.
 func Tight(b backend.Backend) bool {
@@ -215,6 +232,9 @@ func Open(name string, opt Options) (backend.Backend, error) {
 		d, err = openVulkan(index)
 	}
 	if d != nil && err == nil {
+		if opt.Memory > 0 {
+			d = gpu.Limit(d, opt.Memory)
+		}
 		var b *gpu.Backend
 		if b, err = gpu.New(d); err == nil {
 			return b, nil

@@ -39,7 +39,6 @@ import (
 	"strobe/internal/draft"
 	"strobe/internal/draft/dflash"
 	"strobe/internal/draft/mtp"
-	"strobe/internal/draft/ngram"
 	"strobe/internal/gguf"
 	"strobe/internal/model"
 	"strobe/internal/nn"
@@ -69,6 +68,8 @@ type Options struct {
 	// DraftGPULayers is how many of a DFlash drafter's layers that one runs, if it is a GPU, the last ones; the processor
 	// runs the others. 0 means all, negative none.
 	DraftGPULayers int
+	// GPUMemory, if above 0, makes each GPU behave as one with so many bytes.
+	GPUMemory int
 	// Say, if set, is told before weights are loaded to a GPU what will lie where, and how much memory that takes; and
 	// what looks wrong with the files.
 	Say func(line string)
@@ -281,15 +282,11 @@ func (m *Model) load(src Source, opt Options) error {
 		return err
 	}
 	phase("drafters")
-	var sources []draft.Source
-	for _, d := range m.Drafters() {
-		sources = append(sources, d)
-	}
-	if m.Runner, err = speculate.NewRunner(m.Target, append(sources, ngram.Source{})...); err != nil {
+	if m.Runner, err = m.newRunner(); err != nil {
 		return err
 	}
 	onGPU := !slices.ContainsFunc(m.backends, onProcessor)
-	if onGPU || len(sources) > 0 && m.Target.WeightBytes() < calibrateBelow {
+	if onGPU || len(m.Drafters()) > 0 && m.Target.WeightBytes() < calibrateBelow {
 		if err := m.Runner.Calibrate(calibrateTime); err != nil {
 			// A GPU may be short of memory, for which an engine makes room when it needs it. One that is lost stays lost.
 			if lost := m.Target.Sync(); lost != nil || !onGPU {

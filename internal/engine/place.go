@@ -13,8 +13,7 @@ import (
 	"strobe/internal/platform"
 )
 
-// reserve is the memory a GPU keeps free for what the weights of a model do not say: sequences, activations, the
-// drafter's cache.
+// reserve is the memory a GPU keeps free for what a model needs beside its weights, where that cannot be counted.
 const reserve = 1 << 30
 
 // AllExperts, as Options.CPUExperts, leaves the experts of all layers to the processor.
@@ -40,7 +39,7 @@ func (m *Model) another(name string, opt Options) (backend.Backend, error) {
 	if open == nil {
 		open = device.Open
 	}
-	b, err := open(name, device.Options{Threads: opt.Threads})
+	b, err := open(name, device.Options{Threads: opt.Threads, Memory: opt.GPUMemory})
 	if err == nil {
 		m.names, m.backends = append(m.names, name), append(m.backends, b)
 	}
@@ -70,13 +69,14 @@ func (m *Model) place(src Source, opt Options, mo *model.Options) ([]backend.Bac
 		} else if err != nil {
 			return nil, err
 		}
-		if n.dense == nil {
-			draft := device.Names(opt.DraftDevice)
-			n = needs(b, src, draft == nil || draft[0] == names[len(names)-1])
-		}
 		free := 0
 		if g, ok := b.(gpu); ok {
 			free, _ = g.Memory()
+		}
+		if n.dense == nil {
+			draft := device.Names(opt.DraftDevice)
+			n = needs(b, src, draft == nil || draft[0] == names[len(names)-1])
+			n.beside = beside(b, src, opt, free)
 		}
 		same := 0 // a GPU that is named twice has its memory once
 		for _, name := range names {
@@ -84,7 +84,7 @@ func (m *Model) place(src Source, opt Options, mo *model.Options) ([]backend.Bac
 				same++
 			}
 		}
-		room = append(room, free/same-reserve)
+		room = append(room, free/same-n.beside)
 		m.announced = append(m.announced, DeviceMemory{Name: b.Name(), before: free / same})
 		if d = n.divide(room, opt); auto && (d.layers < len(n.dense) || d.experts > 0) {
 			names = append(names, device.Auto(i+1)) // perhaps there is another
@@ -107,7 +107,7 @@ func (m *Model) place(src Source, opt Options, mo *model.Options) ([]backend.Bac
 	}
 	on, _ := n.sums(d, len(gpus))
 	for i := range gpus {
-		m.announced[i].Announced = on[i] + reserve
+		m.announced[i].Announced = on[i] + n.beside
 	}
 	if opt.Say != nil {
 		opt.Say(n.say(d, room, gpus))
@@ -130,7 +130,7 @@ func (m *Model) place(src Source, opt Options, mo *model.Options) ([]backend.Bac
 // programs take or give back meanwhile counts as the model's.
 type DeviceMemory struct {
 	Name      string
-	Announced int // weights, and the reserve for sequences and passes
+	Announced int // weights, passes and what the driver takes for itself; the tokens of sequences come to that
 	Used      int // less is free by that much than before the model was loaded
 	Free      int
 	Total     int
@@ -153,6 +153,20 @@ func (m *Model) deviceMemory() []DeviceMemory {
 type need struct {
 	dense, experts []int // of each layer
 	rest           int   // what every division has on the last GPU: the output, the drafter
+	beside         int   // what each GPU needs beside weights
+}
+
+// beside is what a GPU with so much free memory needs for a model beside its weights. Prompts run in chunks of all rows
+// that a pass may have if there is plenty of memory, see Chunk.
+func beside(b backend.Backend, src Source, opt Options, free int) int {
+	f, err := Measure(b, src, opt, model.MaxRows, model.MaxRows)
+	if err != nil { // loading will say what is wrong with the file
+		return reserve
+	}
+	if free-f.Bytes()-f.Contexts[0] >= ample {
+		return f.Passes + f.Driver + f.Contexts[0]
+	}
+	return f.Passes + f.Driver
 }
 
 // needs asks a device what the weights of a target would take, and those of its drafter if it is to lie there, too.
@@ -338,8 +352,8 @@ func (n need) say(d division, room []int, gpus []backend.Backend) string {
 				layers++
 			}
 		}
-		parts = append(parts, fmt.Sprintf("%s: %d of %d layers, %s of weights, %s free", b.Name(), layers, len(n.dense),
-			Bytes(on[i]), Bytes(room[i]+reserve)))
+		parts = append(parts, fmt.Sprintf("%s: %d of %d layers, %s of weights and %s for passes, %s free", b.Name(), layers, len(n.dense),
+			Bytes(on[i]), Bytes(n.beside), Bytes(room[i]+n.beside)))
 	}
 	var rest []string
 	if k := len(n.dense) - d.layers; k > 0 {
@@ -368,10 +382,10 @@ func (n need) tooLarge(room []int, gpus []backend.Backend, opt Options) string {
 	free := 0
 	var names []string
 	for i, b := range gpus {
-		free += room[i] + reserve
+		free += room[i] + n.beside
 		names = append(names, b.Name())
 	}
-	s := fmt.Sprintf("%d of %d layers need %s on %s, which has %s free", want.layers, all, Bytes(on[0]+len(gpus)*reserve),
+	s := fmt.Sprintf("%d of %d layers need %s on %s, which has %s free", want.layers, all, Bytes(on[0]+len(gpus)*n.beside),
 		strings.Join(names, " and "), Bytes(free))
 	fit := n.divide(room, Options{})
 	switch {

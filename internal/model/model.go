@@ -433,7 +433,11 @@ func (m *Model) Forward(segs []Segment) (out *Output, err error) {
 	if n == 0 || n > MaxRows {
 		return nil, fmt.Errorf("a batch of %d tokens; want 1 to %d", n, MaxRows)
 	}
-	if err := m.arenas[m.place[0]].Begin(n); err != nil { // before anything happens to the sequences
+	heads := 0
+	if m.out == m.place[0] {
+		heads = m.arenas[m.out].Pad(len(pick)) * (m.Hidden + m.Vocab)
+	}
+	if err := m.arenas[m.place[0]].Begin(n, heads); err != nil { // before anything happens to the sequences
 		return nil, err
 	}
 	batch, err := m.mem.Begin(parts)

@@ -96,7 +96,7 @@ func (r *sweep) layer(ctx context.Context, il int) error {
 // chunk takes some tokens through a layer.
 func (r *sweep) chunk(il int, seq *cache.Seq, from, n int, kept *nn.Kept) error {
 	a := r.arenas[0]
-	if err := a.Begin(n); err != nil {
+	if err := a.Begin(n, 0); err != nil {
 		return err
 	}
 	batch, err := r.mem.Begin([]cache.Segment{{Seq: seq, Rows: n, Prompt: true}})

@@ -13,6 +13,7 @@ type Arena struct {
 	used    int              // values taken in this pass
 	perRow  int              // most values a row of a pass has needed so far
 	rows    int              // of this pass
+	results int              // values of this pass that do not grow with its rows
 	ints    []backend.Ints   // in order of request
 	nextInt int
 	exact   bool // passes are not padded
@@ -44,17 +45,18 @@ const lineValues = 16
 const leastChunk = 1 << 16
 
 // Begin starts a pass over so many tokens. It makes room for what such a pass is known to need, so that one that does
-// not fit is refused before it has begun.
-func (a *Arena) Begin(tokens int) error {
-	a.note()
+// not fit is refused before it has begun. results is how many values the pass takes at its end that do not grow with its
+// tokens: the logits of one row of a prompt are larger than everything else that a row needs.
+func (a *Arena) Begin(tokens, results int) error {
+	a.note(a.results)
 	rows := a.Pad(tokens)
-	a.rows, a.at, a.pos, a.used, a.nextInt = max(1, rows), 0, 0, 0, 0
+	a.rows, a.results, a.at, a.pos, a.used, a.nextInt = max(1, rows), results, 0, 0, 0, 0
 	a.views = a.views[:0]
 	have := 0
 	for _, c := range a.chunks {
 		have += c.Cols
 	}
-	if need := a.perRow * a.rows; len(a.chunks) > 1 || need > have {
+	if need := a.perRow*a.rows + results; len(a.chunks) > 1 || need > have {
 		// What lies in pieces, or is too small, is replaced as a whole.
 		a.free()
 		return a.grow(max(need, have))
@@ -62,10 +64,10 @@ func (a *Arena) Begin(tokens int) error {
 	return nil
 }
 
-// note records how much the last pass needed.
-func (a *Arena) note() {
+// note records how much the rows of the pass need, of what is in use now: all but its results.
+func (a *Arena) note(results int) {
 	if a.rows > 0 {
-		a.perRow = max(a.perRow, (a.used+a.rows-1)/a.rows)
+		a.perRow = max(a.perRow, (a.used-results+a.rows-1)/a.rows)
 	}
 }
 
@@ -149,8 +151,8 @@ func (a *Arena) Mark() Mark { return Mark{a.at, a.pos, a.used, a.nextInt} }
 
 // Release gives back what was taken since the mark.
 func (a *Arena) Release(m Mark) {
-	// The most that was in use at a time counts, not the sum.
-	a.note()
+	// The most that was in use at a time counts, not the sum. Results come after all that is given back.
+	a.note(0)
 	a.at, a.pos, a.used, a.nextInt = m.at, m.pos, m.used, m.nextInt
 }
 

@@ -22,7 +22,7 @@ func TestStepsInTurn(t *testing.T) {
 			s.Take(r.device, x)
 		},
 	} {
-		if err := r.arena.Begin(3); err != nil {
+		if err := r.arena.Begin(3, 0); err != nil {
 			t.Fatal(err)
 		}
 		s := NewStep(r.arena, &cache.Batch{Pos: []int32{7, 8, 9}, Plans: make([]backend.Plan, 1)}, nil, 0, 1e-6)

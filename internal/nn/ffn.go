@@ -78,7 +78,7 @@ func (m *MoE) Forward(s *Step, h, in backend.Tensor) backend.Tensor {
 func (m *MoE) elsewhere(s *Step, h, weights backend.Tensor, ids backend.Ints) backend.Tensor {
 	s.End()
 	s.split = true
-	if err := m.away.Begin(s.N); err != nil {
+	if err := m.away.Begin(s.N, 0); err != nil {
 		panic(givenUp{err})
 	}
 	t := &Step{Backend: m.away.b, N: s.N, Eps: s.Eps, arena: m.away}

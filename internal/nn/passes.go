@@ -66,7 +66,7 @@ func (p *Passes[K, R]) Forget() { p.known = nil }
 // there; those without a buffer are left alone.
 func (s *Step) Move(to *Arena, device int, tensors ...*backend.Tensor) *Step {
 	s.End()
-	if err := to.Begin(len(s.batch.Pos)); err != nil {
+	if err := to.Begin(len(s.batch.Pos), 0); err != nil {
 		panic(givenUp{err})
 	}
 	t := NewStep(to, s.batch, s.mem, device, s.Eps)

@@ -56,7 +56,7 @@ func newPassRun(t *testing.T) *passRun {
 // run runs a pass over three tokens and reports whether its operations were gone through.
 func (r *passRun) run(key int, ints ...[]int32) (built bool, last *Step, result backend.Tensor) {
 	r.t.Helper()
-	if err := r.arena.Begin(3); err != nil {
+	if err := r.arena.Begin(3, 0); err != nil {
 		r.t.Fatal(err)
 	}
 	batch := &cache.Batch{Pos: []int32{7, 8, 9}, Plans: make([]backend.Plan, 2)}

@@ -14,7 +14,7 @@ import (
 // It stops when the budget is spent; a model whose passes are slow learns while it works. Devices that compile kernels
 // do so first.
 func (r *Runner) Calibrate(budget time.Duration) error {
-	if err := r.compile(); err != nil {
+	if err := r.Rehearse(); err != nil {
 		return err
 	}
 	start := r.clock()

@@ -9,9 +9,9 @@ import (
 	"strobe/internal/speculate/control"
 )
 
-// compile makes the devices compile the kernels of all kinds of passes before the first request. It does nothing if the
-// CPU runs a part of the model, because a CPU has no rehearsal and would run the passes.
-func (r *Runner) compile() error {
+// Rehearse makes the devices compile the kernels of all kinds of passes, and allocate what these need, before the first
+// request. It does nothing if the CPU runs a part of the model, because a CPU has no rehearsal and would run the passes.
+func (r *Runner) Rehearse() error {
 	passes := r.rehearsal
 	for _, d := range r.devices {
 		c, ok := d.(backend.Compiler)

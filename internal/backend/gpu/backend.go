@@ -44,6 +44,7 @@ var (
 	_ backend.Parker   = (*Backend)(nil)
 	_ backend.Compiler = (*Backend)(nil)
 	_ backend.Replayer = (*Backend)(nil)
+	_ backend.Counted  = (*Backend)(nil)
 )
 
 // New returns a backend on a device, which it closes at the end.
@@ -295,6 +296,9 @@ func (b *Backend) Unpark(w backend.Weight, m backend.Matrix) (err error) {
 	x := w.(*weight)
 	if x.addr, err = b.d.Alloc(x.Bytes()); err != nil {
 		return fmt.Errorf("tensor %q: %w", x.name, err)
+	}
+	if _, counts := b.d.(*Counter); counts {
+		return nil // its weights have no values
 	}
 	took := x.Upload(b.d, x.addr, m.Data)
 	b.loading.Repack += took.Repack

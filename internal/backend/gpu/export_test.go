@@ -45,3 +45,6 @@ func (b *Backend) Reserve(m backend.Matrix) (backend.Weight, error) {
 	w.addr, err = b.d.Alloc(l.Bytes())
 	return w, err
 }
+
+// ScratchSize is the size of the memory for what passes between kernels.
+func (b *Backend) ScratchSize() int { return b.spare.size }

@@ -32,10 +32,24 @@ type lowering struct {
 
 // lower returns the launches of a list.
 func (b *Backend) lower(ops []op, plan *backend.Plan, lay layout) ([]Call, error) {
+	for {
+		calls, err := b.lowerOnce(ops, plan, lay)
+		if err != nil {
+			return calls, err
+		}
+		if enough, err := b.spare.enough(); enough || err != nil {
+			return calls, err
+		}
+	}
+}
+
+// lowerOnce is lower with scratch that may be larger than there is memory for.
+func (b *Backend) lowerOnce(ops []op, plan *backend.Plan, lay layout) ([]Call, error) {
 	l := &lowering{b: b, ops: ops, operands: trace(ops), plan: plan, lay: lay}
 	b.spare.reset()
 	for i := 0; i < len(ops) && l.err == nil; {
 		l.now = i
+		l.dropUnread()
 		l.giveBack()
 		if s := l.splits; s.splits != nil && s.launches < len(l.out) {
 			b.spare.give(s.scratch)
@@ -76,13 +90,7 @@ func (l *lowering) keep(ls []Call, err error) {
 	}
 }
 
-func (l *lowering) take(bytes int) Addr {
-	a, err := l.b.spare.take(bytes)
-	if err != nil && l.err == nil {
-		l.err = err
-	}
-	return a
-}
+func (l *lowering) take(bytes int) Addr { return l.b.spare.take(bytes) }
 
 // products are the outputs of the MatMul at i.
 func (l *lowering) products(i int) []op { return l.ops[i+1:][:l.ops[i].outputs] }

@@ -104,7 +104,7 @@ func (l *lowering) overwrite(v view) {
 		if !p.v.overlaps(v) {
 			continue
 		}
-		if !covers(v, p.v) && l.outlives(p.v, v) {
+		if !covers(v, p.v) && l.outlives(l.now, p.v, v) {
 			l.reduce(p)
 		}
 		l.dropPieces(i)
@@ -127,6 +127,35 @@ func (l *lowering) overwrite(v view) {
 	}
 }
 
+// dropUnread drops the pieces of tensors that nothing reads from the current operation on until they are overwritten.
+// What is not overwritten may be read after the step.
+func (l *lowering) dropUnread() {
+	for i := 0; i < len(l.pieces); i++ {
+		if l.unread(l.pieces[i].v) {
+			l.dropPieces(i)
+			i--
+		}
+	}
+}
+
+// unread reports whether nothing reads a tensor from the current operation on, before others are written over it.
+func (l *lowering) unread(v view) bool {
+	for j := l.now; j < len(l.ops); j++ {
+		o := &l.ops[j]
+		for r := range o.reads {
+			if r.overlaps(v) {
+				return false
+			}
+		}
+		for w := range o.writes {
+			if w.overlaps(v) {
+				return covers(w, v) || !l.outlives(j, v, w)
+			}
+		}
+	}
+	return false // the host may read it
+}
+
 // covers reports whether every value of o is one of v.
 func covers(v, o view) bool {
 	a0, a1 := v.bytes()
@@ -135,12 +164,11 @@ func covers(v, o view) bool {
 		(o.addr-v.addr)/4%Addr(v.stride)+Addr(o.cols) <= Addr(v.cols))
 }
 
-// outlives reports whether anything of the tensor old is read after the current operation has written v over a part of
-// it. Memory that was given back is taken anew for something else: then what is read there has been written as a whole
+// outlives reports whether anything of the tensor old is read after operation i has written v over a part of it. Memory that was given back is taken anew for something else: then what is read there has been written as a whole
 // before.
-func (l *lowering) outlives(old, v view) bool {
+func (l *lowering) outlives(i int, old, v view) bool {
 	fresh := []view{v}
-	for j := l.now + 1; j < len(l.ops); j++ {
+	for j := i + 1; j < len(l.ops); j++ {
 		o := &l.ops[j]
 		for r := range o.reads {
 			if r.overlaps(old) && !slices.ContainsFunc(fresh, func(w view) bool { return covers(w, r) }) {

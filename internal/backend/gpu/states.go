@@ -91,6 +91,19 @@ func (p *States) give(a Addr, bytes int) {
 	}
 }
 
+// spareTape is the longest tape that is kept for the next sequence: longer drafts are rare, and each row of a large model
+// takes megabytes.
+const spareTape = 16
+
+// giveTape gives a tape back.
+func (p *States) giveTape(t stateTape) {
+	if t.rows > spareTape {
+		p.d.Release(t.at)
+		return
+	}
+	p.give(t.at, p.tapeBytes(t.rows))
+}
+
 // Alloc returns a slot that has seen no token.
 func (p *States) Alloc() (int32, error) {
 	a, err := p.take(p.stateBytes())
@@ -144,7 +157,7 @@ func (p *States) Reserve(slot int32, rows int) error {
 	if err != nil {
 		return err
 	}
-	p.give(t.at, p.tapeBytes(t.rows))
+	p.giveTape(*t)
 	*t = stateTape{a, n}
 	return nil
 }
@@ -168,7 +181,7 @@ func (p *States) reserveTable(rows int) error {
 func (p *States) Release(slot int32) {
 	s := &p.slots[slot]
 	for i, t := range s.tapes {
-		p.give(t.at, p.tapeBytes(t.rows))
+		p.giveTape(t)
 		s.tapes[i] = stateTape{}
 	}
 	s.path = nil

@@ -188,7 +188,7 @@ func (d *Drafter) begin(rows int) error {
 		return err
 	}
 	for _, a := range d.arenas {
-		if err := a.Begin(rows); err != nil {
+		if err := a.Begin(rows, 0); err != nil {
 			return err
 		}
 	}

@@ -204,7 +204,7 @@ func (d *Drafter) makeRoom(rows int) error {
 	if err := d.weights.Return(); err != nil {
 		return err
 	}
-	return d.arena.Begin(rows)
+	return d.arena.Begin(rows, 0)
 }
 
 // input is the input of the layers [rows, width] for tokens and the states before them [rows, hidden].
