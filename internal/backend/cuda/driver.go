@@ -48,6 +48,11 @@ func open(dev Device) (gpu.Driver, error) {
 	}
 	d.props = gpu.Props{Name: dev.Name, Major: dev.Major, Minor: dev.Minor, Memory: dev.Memory,
 		Units: attribute(d.handle, attrUnits), SharedBlock: attribute(d.handle, attrSharedBlock)}
+	if err := Pretend(&d.props); err != nil {
+		d.Close()
+		return nil, err
+	}
+	d.dev.Major, d.dev.Minor = d.props.Major, d.props.Minor
 	const nonBlocking = 1 // not ordered with the null stream, which we do not use
 	if r := api.streamCreate.call(uintptr(unsafe.Pointer(&d.stream)), nonBlocking); r != 0 {
 		d.Close()

@@ -20,6 +20,7 @@ import (
 	"github.com/ebitengine/purego"
 
 	"strobe/internal/backend"
+	"strobe/internal/backend/cuda"
 	"strobe/internal/backend/gpu"
 )
 
@@ -113,6 +114,11 @@ func New(o Options) (*Device, error) {
 	props := gpu.Props{Name: "emulated GPU", Major: 8, Minor: 0, Units: o.Units, Memory: o.Memory, SharedBlock: 163 << 10}
 	if o.Hopper {
 		props.Major, props.SharedBlock = 9, 227<<10
+	}
+	if !o.Hopper {
+		if err := cuda.Pretend(&props); err != nil {
+			return nil, err
+		}
 	}
 	return &Device{lib: lib, props: props}, nil
 }
