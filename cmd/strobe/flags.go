@@ -251,7 +251,8 @@ func count(n int, thing string) string {
 }
 
 // otherVariables are read by name, here or by tests, and belong to no flag.
-var otherVariables = []string{keyVariable, configVariable, "STROBE_PROMPTS", "STROBE_CPU", "STROBE_CUDA", "STROBE_CUDA_AS",
+var otherVariables = []string{keyVariable, configVariable, "STROBE_PROMPTS", "STROBE_CPU", "STROBE_CUDA",
+	"STROBE_CUDA_AS",
 	"STROBE_RACES", "STROBE_SHARED", "STROBE_LONG", "STROBE_GPU", "STROBE_PAIR", "STROBE_E2E", "STROBE_JS",
 	"STROBE_AGENTS", "STROBE_SHOTS", "STROBE_SCREENS", "STROBE_AXE", "STROBE_LAUNCHES"}
 

@@ -38,7 +38,7 @@ type loop struct {
 }
 
 func newLoop(e *Engine) *loop {
-	return &loop{
+	l := &loop{
 		e:     e,
 		m:     e.model,
 		r:     e.model.Runner,
@@ -46,6 +46,10 @@ func newLoop(e *Engine) *loop {
 		texts: make([]text, e.cfg.Parallel),
 		pace:  pace{e.cfg.Chunk, e.cfg.Chunk},
 	}
+	if e.cfg.paced {
+		l.pace = newPace(e.cfg.Chunk)
+	}
+	return l
 }
 
 // prepare makes what the loop needs of the model. It reads the model's file.

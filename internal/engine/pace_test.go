@@ -28,6 +28,12 @@ func TestPace(t *testing.T) {
 			}
 		}
 	}
+	if p := newPace(512); p.chunk != firstChunk || p.most != 512 {
+		t.Errorf("the first chunk is %+v", p)
+	}
+	if p := newPace(100); p.chunk != 100 {
+		t.Errorf("the first chunk is %+v, 100 at most", p)
+	}
 	p := pace{256, 512}
 	if p.learn(3, time.Millisecond); p.chunk != 256 {
 		t.Errorf("the end of a prompt left %d tokens", p.chunk)

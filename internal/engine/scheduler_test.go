@@ -192,8 +192,8 @@ func TestChunks(t *testing.T) {
 		free, chunk, alone, beside int
 		step                       time.Duration
 	}{
-		{ample, 0, 2, 4, 0}, {ample - 1, 0, 4, 4, 0}, {ample, 300, 7, 7, 0}, {ample, 300, 7, 7, time.Second},
-		{ample, 0, 2, 1 + 24, time.Second}, // 512, and the rest in parts of 64
+		{ample, 0, 2, 6, 0}, {ample - 1, 0, 4, 6, 0}, {ample, 300, 7, 7, 0}, {ample, 300, 7, 7, time.Second},
+		{ample, 0, 2, 1 + 30, time.Second}, // 128, and the rest in parts of 64
 	} {
 		gpu := &roomy{weighing{cpu.New(cpu.Options{})}, "GPU 0", c.free}
 		var clock time.Time

@@ -212,12 +212,20 @@ func soloTiles(set formatSet) []int {
 type pipeProduct struct {
 	onlyCUDA
 	tiles int
+	own   bool // every warp copies its own tiles
 }
 
-var pipeTiles = soloTiles(setAll)
+// pipeTiles are the numbers of tiles that pipeProduct exists for; ownTiles those of the kernels whose warps copy their
+// own. With 8 their activations are too large to wait in shared memory beside a ring for each warp.
+var pipeTiles, ownTiles = soloTiles(setAll), []int{1, 2, 4}
 
-func (k pipeProduct) Name() string { return fmt.Sprintf("pipe_%d", k.tiles) }
-func (k pipeProduct) Args() any    { return productArgs{} }
+func (k pipeProduct) Name() string {
+	if k.own {
+		return fmt.Sprintf("own_%d", k.tiles)
+	}
+	return fmt.Sprintf("pipe_%d", k.tiles)
+}
+func (k pipeProduct) Args() any { return productArgs{} }
 
 // promptProduct is a product of warpgroups (9.0 alone), with 64 rows at a time or 128.
 type promptProduct struct {
@@ -407,9 +415,10 @@ func Kernels() []Kernel {
 	add(soloProduct{set: setQ4K, selfPacked: true, merged: true},
 		soloProduct{set: setQ4K, selfPacked: true, merged: true, then: true},
 		pipeExperts{tiles: 1}, pipeExperts{tiles: 4}, router{rows: 1}, router{rows: 8})
-	for _, tiles := range pipeTiles {
-		add(pipeProduct{tiles: tiles})
+	for _, tiles := range ownTiles {
+		add(pipeProduct{tiles: tiles, own: true})
 	}
+	add(pipeProduct{tiles: 4}, pipeProduct{tiles: 8})
 	for f := range tileFormats {
 		if groupFormat(f) {
 			add(promptProduct{format: f}, promptProduct{format: f, wide: true})

@@ -140,7 +140,34 @@ func (p *Products) depth(nt int, ws []WeightLayout) int {
 	if p.Bulk {
 		return min(8, (p.Shared-soloFront)/slot(nt, ws))
 	}
+	if depth, _, _ := p.ownRing(nt, ws); depth > 0 {
+		return depth
+	}
 	return min(4, (p.Shared-pipeFront)/slot(nt, ws))
+}
+
+// ownRing is how a product whose warps copy their own tiles uses shared memory: the depth of the rings, how many stages
+// of activations are copied at a time, to one of two places, and the bytes of all. Four halves keep enough copies under
+// way; more activations at a time mean fewer barriers. Activations are asked for one part ahead, as early as the ring is
+// deep at least. The depth is 0 where there is no such kernel, or no room for it: all warps share a ring then.
+func (p *Products) ownRing(nt int, ws []WeightLayout) (depth, stages, shared int) {
+	if !slices.Contains(ownTiles, nt) {
+		return 0, 0, 0
+	}
+	tile := 0
+	for _, w := range ws {
+		tile = max(tile, tileHalves[w.Format][0], tileHalves[w.Format][1])
+	}
+	for n := 4; n >= 1; n /= 2 {
+		acts := 2 * n * nt * actTile
+		if d := min(8, 2*n+1, (p.Shared-pipeFront-acts)/(strips*tile)); min(d, 4) > min(depth, 4) {
+			depth, stages, shared = d, n, pipeFront+acts+d*strips*tile
+		}
+	}
+	if depth < 2 {
+		return 0, 0, 0
+	}
+	return depth, stages, shared
 }
 
 // maxPieces bounds the pieces of a row, which whoever reads the result must add.
@@ -411,6 +438,9 @@ func (p *Products) MatMul(ls []Call, x MatMulInput, jobs ...MatMulJob) []Call {
 		Shared: soloFront + int(a.depth)*slot(x.NT, ws), Early: p.Bulk}}
 	if !p.Bulk {
 		c.Kernel, c.Shared = pipeProduct{tiles: x.NT}, pipeFront+int(a.depth)*slot(x.NT, ws)
+		if depth, stages, shared := p.ownRing(x.NT, ws); depth > 0 {
+			a.most, c.Kernel, c.Shared = int32(stages), pipeProduct{tiles: x.NT, own: true}, shared
+		}
 	}
 	return append(ls, c)
 }

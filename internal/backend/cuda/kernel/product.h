@@ -40,7 +40,7 @@ struct ProductArgs {
   int kb;             // columns / 256
   int n;              // tokens
   int depth;          // slots of the ring
-  int most;           // stages of activations that a block makes itself, at most
+  int most;           // stages of activations that a block makes itself, or copies at a time, at most
 };
 
 // The job of this block, and which of the job's blocks it is. Parameters must not be indexed, nor may the compiler
