@@ -28,7 +28,7 @@ func (p *pace) learn(tokens int, took time.Duration) {
 	switch {
 	case took > stepTime:
 		aim = stepTime
-	case took < stepTime*3/4 && tokens >= p.chunk: // fewer are the end of a prompt, which says nothing about more
+	case took < stepTime*7/8 && tokens >= p.chunk: // fewer are the end of a prompt, which says nothing about more
 		aim = stepMost // if all of the time was that of the prompt; a part of it was not
 	default:
 		return
