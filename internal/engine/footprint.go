@@ -27,8 +27,8 @@ type Footprint struct {
 func (f Footprint) Bytes() int { return f.Weights + f.Passes + f.Driver }
 
 // Measure counts what a model would take on a GPU like b: it is opened on a device that only counts memory, and passes
-// of all kinds run there, without the weights' values. A sequence then grows to the given numbers of tokens, in ascending
-// order, in chunks of so many.
+// of all kinds run there, without the weights' values. A sequence then grows to the given numbers of tokens, in
+// ascending order, in chunks of so many.
 func Measure(b backend.Backend, src Source, opt Options, chunk int, contexts ...int) (f Footprint, err error) {
 	c, ok := b.(backend.Counted)
 	if !ok {
@@ -128,8 +128,8 @@ func FitTable(path string, opt Options, sizes, contexts []int) (fits []Fit, f Fo
 	return fits, f, err
 }
 
-// squeezed reports whether all of a model fits on a GPU that is full then: devices do without what only makes them faster
-// where memory is short.
+// squeezed reports whether all of a model fits on a GPU that is full then: devices do without what only makes them
+// faster where memory is short.
 func (n need) squeezed(src Source, opt Options, size, tokens int) bool {
 	on, _ := n.sums(division{place: make([]int, len(n.dense))}, 1)
 	if on[0] > size {

@@ -410,8 +410,8 @@ func (m *Model) Chunk() int {
 	return model.MaxRows
 }
 
-// ample is free memory of a GPU of which the largest batch takes little: about a gigabyte more than one of half the rows,
-// for a model of 27B parameters. Where there is less, sequences need it more.
+// ample is free memory of a GPU of which the largest batch takes little: about a gigabyte more than one of half the
+// rows, for a model of 27B parameters. Where there is less, sequences need it more.
 const ample = 8 << 30
 
 // leastCache and unknownCache are the sizes of the prefix cache where next to nothing is free, and where the system

@@ -164,8 +164,8 @@ func covers(v, o view) bool {
 		(o.addr-v.addr)/4%Addr(v.stride)+Addr(o.cols) <= Addr(v.cols))
 }
 
-// outlives reports whether anything of the tensor old is read after operation i has written v over a part of it. Memory that was given back is taken anew for something else: then what is read there has been written as a whole
-// before.
+// outlives reports whether anything of the tensor old is read after operation i has written v over a part of it. Memory
+// that was given back is taken anew for something else: then what is read there has been written as a whole before.
 func (l *lowering) outlives(i int, old, v view) bool {
 	fresh := []view{v}
 	for j := i + 1; j < len(l.ops); j++ {

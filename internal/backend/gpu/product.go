@@ -148,8 +148,8 @@ func (p *Products) depth(nt int, ws []WeightLayout) int {
 
 // ownRing is how a product whose warps copy their own tiles uses shared memory: the depth of the rings, how many stages
 // of activations are copied at a time, to one of two places, and the bytes of all. Four halves keep enough copies under
-// way; more activations at a time mean fewer barriers. Activations are asked for one part ahead, as early as the ring is
-// deep at least. The depth is 0 where there is no such kernel, or no room for it: all warps share a ring then.
+// way; more activations at a time mean fewer barriers. Activations are asked for one part ahead, as early as the ring
+// is deep at least. The depth is 0 where there is no such kernel, or no room for it: all warps share a ring then.
 func (p *Products) ownRing(nt int, ws []WeightLayout) (depth, stages, shared int) {
 	if !slices.Contains(ownTiles, nt) {
 		return 0, 0, 0

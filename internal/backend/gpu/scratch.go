@@ -4,8 +4,8 @@ package gpu
 // results. Every list of launches uses all of it anew, in the same order, so equal lists get equal addresses; the queue
 // runs one list after the other.
 //
-// It is one piece of memory, as large as the largest list needs. A list that needs more is lowered to the end to find out
-// how much; then the memory is replaced by a larger piece, and the list is lowered again.
+// It is one piece of memory, as large as the largest list needs. A list that needs more is lowered to the end to find
+// out how much; then the memory is replaced by a larger piece, and the list is lowered again.
 type scratch struct {
 	b     *Backend
 	at    Addr

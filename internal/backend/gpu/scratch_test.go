@@ -68,8 +68,8 @@ func TestScratch(t *testing.T) {
 	}
 }
 
-// TestScratchGrows: a list that needs more than there is gets one piece of memory for all of it in place of the old one,
-// whose recordings are forgotten.
+// TestScratchGrows: a list that needs more than there is gets one piece of memory for all of it in place of the old
+// one, whose recordings are forgotten.
 func TestScratchGrows(t *testing.T) {
 	b, card := onCounter(0)
 	s := &b.spare

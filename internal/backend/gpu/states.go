@@ -91,8 +91,8 @@ func (p *States) give(a Addr, bytes int) {
 	}
 }
 
-// spareTape is the longest tape that is kept for the next sequence: longer drafts are rare, and each row of a large model
-// takes megabytes.
+// spareTape is the longest tape that is kept for the next sequence: longer drafts are rare, and each row of a large
+// model takes megabytes.
 const spareTape = 16
 
 // giveTape gives a tape back.

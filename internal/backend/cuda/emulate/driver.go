@@ -250,8 +250,8 @@ func (d *Device) Kernel(k gpu.Kernel) (gpu.Handle, error) {
 }
 
 // inLibrary is a place in the library's own memory. It is not read with the library's move: a move that touches the
-// device's range orders the launches before and after it, for the race detector, and Go's heap, which begins at a random
-// address, may lie in that range.
+// device's range orders the launches before and after it, for the race detector, and Go's heap, which begins at a
+// random address, may lie in that range.
 func inLibrary(at uintptr) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&at)) }
 
 // The range that emulate.cc takes addresses from.
