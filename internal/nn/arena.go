@@ -45,8 +45,8 @@ const lineValues = 16
 const leastChunk = 1 << 16
 
 // Begin starts a pass over so many tokens. It makes room for what such a pass is known to need, so that one that does
-// not fit is refused before it has begun. results is how many values the pass takes at its end that do not grow with its
-// tokens: the logits of one row of a prompt are larger than everything else that a row needs.
+// not fit is refused before it has begun. results is how many values the pass takes at its end that do not grow with
+// its tokens: the logits of one row of a prompt are larger than everything else that a row needs.
 func (a *Arena) Begin(tokens, results int) error {
 	a.note(a.results)
 	rows := a.Pad(tokens)

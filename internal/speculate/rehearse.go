@@ -10,7 +10,8 @@ import (
 )
 
 // Rehearse makes the devices compile the kernels of all kinds of passes, and allocate what these need, before the first
-// request. It does nothing if the CPU runs a part of the model, because a CPU has no rehearsal and would run the passes.
+// request. It does nothing if the CPU runs a part of the model, because a CPU has no rehearsal and would run the
+// passes.
 func (r *Runner) Rehearse() error {
 	passes := r.rehearsal
 	for _, d := range r.devices {
