@@ -53,6 +53,9 @@ func (l *loop) mark(j *job) {
 	if most := l.cache.keeps(end); most < end {
 		marks = append(slices.DeleteFunc(marks, func(m int) bool { return m > most }), most)
 	}
+	for i, m := range marks {
+		marks[i] = beforeImage(req.Tokens, m)
+	}
 	slices.Sort(marks)
 	// Walking back from the end keeps the later one of two that are close.
 	next := end + markGap
@@ -83,7 +86,7 @@ func (l *loop) checkpoint(j *job) {
 		return
 	}
 	// At its end the whole sequence is kept, without a copy.
-	if !due || at == j.kept || at > end || j.last && j.stream.Done() {
+	if !due || at == j.kept || at > end || j.last && j.stream.Done() || insideImage(j.g.req.Tokens, at) {
 		return
 	}
 	_ = l.r.Sync(j.stream) // an error leaves a drafter behind; its memory is not kept then

@@ -285,13 +285,11 @@ func (e *entry) close() {
 	e.drafts.close()
 }
 
-// common is the number of tokens two sequences begin with.
+// common is the number of tokens two sequences begin with. It ends before an image that one of them has a part of only.
 func common(a, b []int32) int {
-	n := min(len(a), len(b))
-	for i := range n {
-		if a[i] != b[i] {
-			return i
-		}
+	n := 0
+	for n < min(len(a), len(b)) && a[n] == b[n] {
+		n++
 	}
-	return n
+	return min(beforeImage(a, n), beforeImage(b, n))
 }
