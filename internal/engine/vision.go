@@ -137,6 +137,14 @@ func (v *Vision) rowsFor(f *ImageFile) int {
 	return min(n, v.enc.MaxTokens)
 }
 
+// Trained is the largest number of rows of an image in the model's reference, whatever the device.
+func (v *Vision) Trained() int {
+	if v.gemma() && v.like == picture.Reference {
+		return gemmaRows
+	}
+	return v.enc.MaxTokens
+}
+
 func (v *Vision) gemma() bool { return v.Begin >= 0 }
 
 // Open checks the images of a request and returns them without places. limit is how many rows they may have together.
@@ -374,13 +382,9 @@ func (m *Model) openVision(path string, opt Options) (err error) {
 	if err := v.tokens(m); err != nil {
 		return err
 	}
-	v.Default = v.enc.MaxTokens
-	switch _, onGPU := v.b.(gpu); {
-	case opt.ImageLike == picture.LlamaCpp:
-	case v.gemma():
-		v.Default = gemmaRows
-	case !onGPU:
-		v.Default = cpuRows
+	v.Default = v.Trained()
+	if _, onGPU := v.b.(gpu); !onGPU && opt.ImageLike == picture.Reference {
+		v.Default = min(v.Default, cpuRows)
 	}
 	if opt.ImageRows > 0 {
 		v.Default = min(opt.ImageRows, v.enc.MaxTokens)
