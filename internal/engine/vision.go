@@ -36,7 +36,7 @@ type Vision struct {
 	b     backend.Backend
 	own   bool     // no other part of the model runs on its device
 	print [32]byte // of the file, and of how images are read
-	axes  bool
+	began func()   // called when an image is encoded, in tests
 
 	mu    sync.Mutex
 	known lru[grid]      // sizes of images that were decoded without an error
@@ -231,6 +231,9 @@ func (v *Vision) decode(p *Image) (*picture.Image, error) {
 
 // encode returns the rows of an image.
 func (v *Vision) encode(ctx context.Context, p *Image, progress func(done, total int)) (rows []float32, err error) {
+	if v.began != nil {
+		v.began()
+	}
 	m := p.pixels
 	if m == nil {
 		if m, err = v.decode(p); err != nil {
@@ -346,7 +349,7 @@ const cpuRows = 512
 const gemmaRows = 280
 
 func (m *Model) openVision(path string, opt Options) (err error) {
-	v := &Vision{Path: path, like: opt.ImageLike, Pad: -1, Begin: -1, End: -1, axes: m.Target.Axes}
+	v := &Vision{Path: path, like: opt.ImageLike, Pad: -1, Begin: -1, End: -1}
 	if v.file, err = gguf.Open(path); err != nil {
 		return err
 	}
