@@ -2,6 +2,9 @@ package main
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
 
 	"strobe/internal/chat"
 	"strobe/internal/dialog"
@@ -41,4 +44,24 @@ func imageOf(path string) (p chat.Part, err error) {
 	p = dialog.ImagePart(data)
 	p.At = path
 	return p, nil
+}
+
+// draggedImage is the path of an image file if a line is nothing else: as terminals write it, in quotes or with
+// backslashes before spaces. "" means that it is something else.
+func draggedImage(line string) string {
+	path := strings.TrimSpace(line)
+	if n := len(path); n > 2 && (path[0] == '\'' || path[0] == '"') && path[n-1] == path[0] {
+		path = path[1 : n-1]
+	} else if filepath.Separator == '/' {
+		path = strings.ReplaceAll(path, `\ `, " ")
+	}
+	switch strings.ToLower(filepath.Ext(path)) {
+	case ".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp":
+	default:
+		return ""
+	}
+	if st, err := os.Stat(path); err != nil || !filepath.IsAbs(path) || !st.Mode().IsRegular() {
+		return ""
+	}
+	return path
 }

@@ -142,6 +142,8 @@ func (f *Format) takeImages(msgs []chat.Message, o *Options) ([]chat.Message, *s
 				changed[j] = chat.Part{Type: "image", Raw: json.RawMessage(`{"type":"image"}`)}
 			case m.Role == "tool":
 				changed[j] = chat.Part{Type: "text", Text: Placeholder(p.Type)}
+			case p.At != "":
+				return nil, nil, &chat.FieldError{Field: field, Msg: "images are not supported; " + engine.ErrNoVision.Error()}
 			default:
 				reads := "text only"
 				if f.model.Vision != nil {

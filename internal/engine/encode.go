@@ -32,7 +32,7 @@ func (l *loop) encodeStep() bool {
 	if l.encoding == nil {
 		for _, j := range l.jobs {
 			if j.waits != nil {
-				l.encoding = l.m.Vision.begin(j.waits, l.e.wake)
+				l.encoding, l.m.Vision.busy = l.m.Vision.begin(j.waits, l.e.wake), true
 				break
 			}
 		}
@@ -61,7 +61,7 @@ func (l *loop) encodeStep() bool {
 func (l *loop) encoded(e *encoding) {
 	done := e.done.Load()
 	if done {
-		l.encoding = nil
+		l.encoding, l.m.Vision.busy = nil, false
 		if e.err == nil {
 			l.m.Vision.remember(e.image.key, e.rows)
 		}
@@ -101,7 +101,7 @@ func (l *loop) stopEncoding() {
 		}
 		<-e.back
 	}
-	l.encoding = nil
+	l.encoding, l.m.Vision.busy = nil, false
 }
 
 // begin starts to encode an image.

@@ -36,6 +36,7 @@ type Vision struct {
 	b     backend.Backend
 	own   bool     // no other part of the model runs on its device
 	print [32]byte // of the file, and of how images are read
+	busy  bool     // an image is being encoded; for the goroutine that owns the model
 	began func()   // called when an image is encoded, in tests
 
 	mu    sync.Mutex

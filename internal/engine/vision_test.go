@@ -153,7 +153,8 @@ func TestImagesAreCached(t *testing.T) {
 			if *encoded != 1 {
 				t.Errorf("%d encodings of one image", *encoded)
 			}
-			for what, r := range map[string]Request{"image": withImages(t, m, 1, 0, two), "budget": withImages(t, m, 1, 9, one)} {
+			others := map[string]Request{"image": withImages(t, m, 1, 0, two), "budget": withImages(t, m, 1, 9, one)}
+			for what, r := range others {
 				at := r.Images[0].At
 				if common(r.Tokens, req.Tokens) > at {
 					t.Errorf("another %s has the same tokens", what)
@@ -166,7 +167,8 @@ func TestImagesAreCached(t *testing.T) {
 			e, encoded = open()
 			defer stop(t, e)
 			ev := generate(t, e, withImages(t, e.Model(), 1, 0, one))
-			if n := ev.Result.Cached; *encoded != 0 || n < len(req.Tokens)-tailGap-1 || !slices.Equal(ids(ev.Tokens), ids(first.Tokens)) {
+			if n := ev.Result.Cached; *encoded != 0 || n < len(req.Tokens)-tailGap-1 ||
+				!slices.Equal(ids(ev.Tokens), ids(first.Tokens)) {
 				t.Errorf("after a restart: %d encodings, %d of %d tokens cached, %v, want %v", *encoded, n, len(req.Tokens),
 					ids(ev.Tokens), ids(first.Tokens))
 			}
@@ -243,7 +245,8 @@ func TestImageRequests(t *testing.T) {
 	}
 	windowed := loadSeeing(t, edit.Golden(t, "qwen35"), Options{Drafter: "none", DecodeWindow: 64})
 	w := startModel(t, windowed, Config{})
-	if _, err := w.Submit(t.Context(), withImages(t, windowed, 1, 0, testkit.PNG(t, 50, 31, 1))); !errors.Is(err, ErrUnsupported) {
+	hidden := withImages(t, windowed, 1, 0, testkit.PNG(t, 50, 31, 1))
+	if _, err := w.Submit(t.Context(), hidden); !errors.Is(err, ErrUnsupported) {
 		t.Errorf("with a decode window: %v", err)
 	}
 	for what, change := range map[string]func(r *Request){
@@ -329,7 +332,8 @@ func TestEncoderBeside(t *testing.T) {
 	}
 	other := edit.Golden(t, "gemma4").WithImages(t)
 	encoder := filepath.Join(filepath.Dir(other), "mmproj-gemma4v-small-f32.gguf")
-	if _, err := Load(path, Options{Threads: 1, Vision: encoder}); err == nil || !strings.Contains(err.Error(), "<|image|>") {
+	_, err := Load(path, Options{Threads: 1, Vision: encoder})
+	if err == nil || !strings.Contains(err.Error(), "<|image|>") {
 		t.Errorf("the encoder of another family: %v", err)
 	}
 	if _, err := Load(path, Options{Threads: 1, Vision: path}); err == nil || !strings.Contains(err.Error(), "clip") {

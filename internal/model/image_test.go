@@ -86,7 +86,8 @@ func readCase(t *testing.T, path string) (c imageCase, whole bool) {
 
 // runImages runs a prompt with images in passes of at most batch rows, which do not cut images if mutual is set, and
 // returns the logits of the last rows.
-func runImages(t *testing.T, m *Model, seq *cache.Seq, tokens []int32, images []Image, batch, last int) (logits []float32) {
+func runImages(t *testing.T, m *Model, seq *cache.Seq, tokens []int32, images []Image, batch, last int) (
+	logits []float32) {
 	t.Helper()
 	for from := seq.Len(); from < len(tokens); from = seq.Len() {
 		to := min(from+batch, len(tokens))
@@ -113,8 +114,8 @@ func runImages(t *testing.T, m *Model, seq *cache.Seq, tokens []int32, images []
 	return logits
 }
 
-// TestGoldenImages feeds the rows that llama.cpp's encoder made into the text models that it fed them into, and compares
-// positions and logits.
+// TestGoldenImages feeds the rows that llama.cpp's encoder made into the text models that it fed them into, and
+// compares positions and logits.
 func TestGoldenImages(t *testing.T) {
 	folder := testkit.Shared(t, "golden/vision")
 	paths, err := filepath.Glob(filepath.Join(folder, "cases", "*.safetensors"))

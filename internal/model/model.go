@@ -21,9 +21,9 @@ import (
 	"strobe/internal/sample"
 )
 
-// MaxRows is the largest batch Forward takes, apart from images whose rows see each other. GPUs read prompts of models with experts a quarter faster in batches of
-// 1,024 than of 512, since each expert meets more rows; twice as many once more would gain little and double the
-// memory of a batch.
+// MaxRows is the largest batch Forward takes, apart from images whose rows see each other. GPUs read prompts of models
+// with experts a quarter faster in batches of 1,024 than of 512, since each expert meets more rows; twice as many once
+// more would gain little and double the memory of a batch.
 const MaxRows = 1024
 
 // MaxMutual is how many rows of images that see each other a batch has besides: Gemma's largest image.

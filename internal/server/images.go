@@ -20,7 +20,7 @@ import (
 	"strobe/internal/vision/picture"
 )
 
-// All protocols turn images into parts of OpenAI's shape; package dialog reads them, and upstreams get them as they are.
+// All protocols turn images into parts of OpenAI's shape. Package dialog reads them, upstreams get them as they are.
 
 // imagePart is an image of a message; at is what the client calls it.
 func imagePart(url, detail, at string) chat.Part {
@@ -102,8 +102,8 @@ const (
 	fetchRedirects = 3
 )
 
-// fetch returns how images at URLs are read: from the web if FetchImages is set, from files below MediaPath. nil refuses
-// both.
+// fetch returns how images at URLs are read: from the web if FetchImages is set, from files below MediaPath. nil
+// refuses both.
 func (s *core) fetch(ctx context.Context) func(string) ([]byte, error) {
 	if !s.cfg.FetchImages && s.cfg.MediaPath == "" {
 		return nil
@@ -152,8 +152,8 @@ func readImage(r io.Reader) ([]byte, error) {
 	return data, err
 }
 
-// imageClient fetches images of strangers: it talks to public addresses only, whatever a name resolves to and wherever a
-// redirect leads, so that nobody reaches the machine's own network through this server.
+// imageClient fetches images that clients name: it talks to public addresses only, whatever a name resolves to and
+// wherever a redirect leads, so that no client reaches the machine's own network through this server.
 var imageClient = &http.Client{
 	Timeout: fetchTime,
 	Transport: &http.Transport{

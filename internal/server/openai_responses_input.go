@@ -363,7 +363,7 @@ func itemContent(raw json.RawMessage, at string, result bool) (any, error) {
 			}
 			said.text(*b.Text)
 		case b.Type == "refusal":
-		case b.Type == "input_image":
+		case b.Type == "input_image" && (b.ImageURL != "" || !result):
 			p, err := b.part(at + index(i))
 			if err != nil {
 				return nil, err

@@ -119,7 +119,8 @@ func chatBody(model string, c *conversation, req *engine.Request) ([]byte, error
 // openAIMessage is a message as every OpenAI-compatible server takes it.
 func openAIMessage(m *chat.Message) map[string]any {
 	out := map[string]any{"role": m.Role, "content": m.Text()}
-	if parts, ok := m.Content.([]chat.Part); ok && slices.ContainsFunc(parts, func(p chat.Part) bool { return !p.IsText() }) {
+	parts, _ := m.Content.([]chat.Part)
+	if slices.ContainsFunc(parts, func(p chat.Part) bool { return !p.IsText() }) {
 		out["content"] = parts
 	}
 	if m.Reasoning != "" {
