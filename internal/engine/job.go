@@ -112,11 +112,6 @@ func (j *job) next(r *speculate.Runner, limit int) error {
 		return err
 	}
 	j.stream, j.told = s, Round{}
-	if j.last {
-		for i := range j.images {
-			j.images[i].Rows = nil // the stream has them as long as it needs them
-		}
-	}
 	return nil
 }
 

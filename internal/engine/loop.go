@@ -467,6 +467,11 @@ func (l *loop) settle(j *job) {
 		j.g.progress()
 	}
 	l.checkpoint(j)
+	if !j.prefilling() {
+		for i := range j.images {
+			j.images[i].Rows = nil // no later leg reads them
+		}
+	}
 	if !j.stream.Done() {
 		return
 	}

@@ -54,8 +54,8 @@ func seeing(data string, more dict) []struct {
 	}{
 		{"/v1/chat/completions", with(dict{"messages": chatting, "max_tokens": 9, "temperature": 0}, more),
 			[]any{"choices", 0, "message", "content"}, []any{"usage", "prompt_tokens"}},
-		{"/v1/responses", with(dict{"max_output_tokens": 9, "temperature": 0, "input": []dict{{"role": "user", "content": []dict{
-			{"type": "input_image", "image_url": url}, {"type": "input_text", "text": question}}}}}, more),
+		{"/v1/responses", with(dict{"max_output_tokens": 9, "temperature": 0, "input": []dict{{"role": "user",
+			"content": []dict{{"type": "input_image", "image_url": url}, {"type": "input_text", "text": question}}}}}, more),
 			[]any{"output", 0, "content", 0, "text"}, []any{"usage", "input_tokens"}},
 		{"/v1/messages", with(dict{"max_tokens": 9, "temperature": 0, "messages": []dict{{"role": "user", "content": []dict{
 			{"type": "image", "source": dict{"type": "base64", "media_type": "image/png", "data": data}},
@@ -101,7 +101,8 @@ func TestImagesInAllDialects(t *testing.T) {
 				t.Errorf("%d prompt tokens: rows of the image are missing", tokens)
 			}
 			other := base64.StdEncoding.EncodeToString(testkit.PNG(t, 40, 33, 2))
-			if s := text(f.post("/v1/chat/completions", seeing(other, nil)[0].body), "choices", 0, "message", "content"); s == said {
+			q := seeing(other, nil)[0]
+			if s := text(f.post(q.path, q.body), q.said...); s == said {
 				t.Errorf("another image, the same answer %q", s)
 			}
 			small := f.post("/v1/chat/completions", seeing(encoded, dict{"image_max_tokens": 4})[0].body)
@@ -165,7 +166,8 @@ func TestBadImages(t *testing.T) {
 	good := testkit.PNG(t, 40, 33, 1)
 	encoded := base64.StdEncoding.EncodeToString
 	part := func(url string) dict {
-		return dict{"messages": []dict{{"role": "user", "content": []dict{{"type": "image_url", "image_url": dict{"url": url}}}}}}
+		return dict{"messages": []dict{{"role": "user", "content": []dict{
+			{"type": "image_url", "image_url": dict{"url": url}}}}}}
 	}
 	for url, want := range map[string]string{
 		"":                                    "url is missing",
@@ -186,7 +188,8 @@ func TestBadImages(t *testing.T) {
 	}
 	f.refuses("/v1/chat/completions", dict{"messages": []dict{{"role": "user", "content": []dict{
 		{"type": "input_audio", "input_audio": dict{"data": "x"}}}}}}, "text and images")
-	f.refuses("/v1/chat/completions", with(part("data:;base64,"+encoded(good)), dict{"image_max_tokens": -1}), "image_max_tokens")
+	f.refuses("/v1/chat/completions", with(part("data:;base64,"+encoded(good)), dict{"image_max_tokens": -1}),
+		"image_max_tokens")
 	many := make([]dict, 10_000)
 	for i := range many {
 		many[i] = dict{"type": "image_url", "image_url": dict{"url": "data:;base64," + encoded(testkit.PNG(t, 1, 1, 1))}}
@@ -234,11 +237,11 @@ func TestImageAddresses(t *testing.T) {
 	dir := t.TempDir()
 	media := filepath.Join(dir, "media")
 	good := testkit.PNG(t, 40, 33, 1)
-	for path, data := range map[string][]byte{filepath.Join(media, "a.png"): good, filepath.Join(dir, "secret.png"): good} {
+	for _, path := range []string{filepath.Join(media, "a.png"), filepath.Join(dir, "secret.png")} {
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(path, data, 0o600); err != nil {
+		if err := os.WriteFile(path, good, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -263,8 +266,8 @@ func TestImageAddresses(t *testing.T) {
 	f.refuses("/v1/chat/completions", ask("file:///"), "no such file")
 	f.refuses("/v1/chat/completions", ask("ftp://host/a.png"), "ftp")
 	f.refuses("/v1/chat/completions", ask(web.URL+"/a.png"), "is not a public address")
-	for _, a := range []string{"127.0.0.1:80", "10.1.2.3:80", "169.254.169.254:80", "[::1]:80", "[fe80::1]:80", "100.64.1.1:80",
-		"[::ffff:192.168.1.1]:80", "0.0.0.0:80", "[fd00::1]:443"} {
+	for _, a := range []string{"127.0.0.1:80", "10.1.2.3:80", "169.254.169.254:80", "[::1]:80", "[fe80::1]:80",
+		"100.64.1.1:80", "[::ffff:192.168.1.1]:80", "0.0.0.0:80", "[fd00::1]:443"} {
 		if publicAddress(a) == nil {
 			t.Errorf("%s counts as public", a)
 		}

@@ -8,7 +8,7 @@ import (
 	"strobe/internal/model"
 )
 
-// TestImageRows: an image of one row that is the embedding of a token is that token to the target, and to a drafter that
+// TestImageRows: an image of one row, the embedding of a token, is that token to the target, and to a drafter that
 // sees images; to one that does not it is another.
 func TestImageRows(t *testing.T) {
 	tokens := text(3, 12)
