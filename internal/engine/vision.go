@@ -36,6 +36,7 @@ type Vision struct {
 	b     backend.Backend
 	own   bool     // no other part of the model runs on its device
 	print [32]byte // of the file, and of how images are read
+	limit int      // bytes of encoded images that are remembered
 	busy  bool     // an image is being encoded; for the goroutine that owns the model
 	began func()   // called when an image is encoded, in tests
 
@@ -276,7 +277,7 @@ func (v *Vision) lookup(key [32]byte) []float32 {
 func (v *Vision) remember(key [32]byte, rows []float32) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.rows.put(key, rows, 4*len(rows), rowsBytes)
+	v.rows.put(key, rows, 4*len(rows), v.limit)
 }
 
 // Bytes is the size of the encoder's weights.
@@ -350,7 +351,7 @@ const cpuRows = 512
 const gemmaRows = 280
 
 func (m *Model) openVision(path string, opt Options) (err error) {
-	v := &Vision{Path: path, like: opt.ImageLike, Pad: -1, Begin: -1, End: -1}
+	v := &Vision{Path: path, like: opt.ImageLike, Pad: -1, Begin: -1, End: -1, limit: rowsBytes}
 	if v.file, err = gguf.Open(path); err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"strobe/internal/draft/dflash"
+	"strobe/internal/sample"
 	"strobe/internal/speculate"
 	"strobe/internal/testkit"
 	"strobe/internal/testkit/edit"
@@ -182,8 +183,8 @@ func TestImagesAreCached(t *testing.T) {
 // request for the same image goes on.
 func TestEncodingIsCancelled(t *testing.T) {
 	m := loadSeeing(t, edit.Golden(t, "qwen35"), Options{Drafter: "none"})
-	hold := make(chan struct{})
-	m.Vision.began = func() { <-hold }
+	started, hold := make(chan struct{}, 1), make(chan struct{})
+	m.Vision.began = func() { started <- struct{}{}; <-hold }
 	e := startModel(t, m, Config{})
 	req := withImages(t, m, 1, 0, testkit.PNG(t, 50, 31, 1))
 	ctx, cancel := context.WithCancel(t.Context())
@@ -195,8 +196,9 @@ func TestEncodingIsCancelled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	<-started
 	cancel()
-	close(hold)
+	hold <- struct{}{}
 	if ev, _ := a.Wait(t.Context()); ev.Result == nil || ev.Result.Reason != ReasonCancelled {
 		t.Errorf("cancelled request: %+v", ev.Result)
 	}
@@ -207,15 +209,53 @@ func TestEncodingIsCancelled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	<-started
 	ended, end := context.WithCancel(t.Context())
 	end()
-	if err := e.Close(ended); err != nil {
+	closed := make(chan error, 1)
+	go func() { closed <- e.Close(ended) }()
+	for abort := false; !abort; { // the loop waits for the encoder, which has done nothing yet
+		time.Sleep(time.Millisecond)
+		e.mu.Lock()
+		abort = e.abort
+		e.mu.Unlock()
+	}
+	hold <- struct{}{}
+	if err := <-closed; err != nil {
 		t.Error(err)
 	}
 	select {
 	case <-c.Done():
 	case <-time.After(time.Minute):
 		t.Error("a request outlives the engine")
+	}
+}
+
+// TestImagesWithoutRoom: several images are encoded once each for a request, also where none is remembered.
+func TestImagesWithoutRoom(t *testing.T) {
+	m := loadSeeing(t, edit.Golden(t, "qwen35"), Options{Drafter: "none"})
+	m.Vision.limit = 0
+	encoded := encodings(m.Vision)
+	e := startModel(t, m, Config{})
+	req := withImages(t, m, 1, 0, testkit.PNG(t, 50, 31, 1), testkit.PNG(t, 40, 44, 7), testkit.PNG(t, 50, 31, 1))
+	if generate(t, e, req); *encoded != 2 {
+		t.Errorf("%d encodings of two images", *encoded)
+	}
+}
+
+// TestPenaltiesSkipImages: rows of an image are no tokens that penalties look back at.
+func TestPenaltiesSkipImages(t *testing.T) {
+	m := loadSeeing(t, edit.Golden(t, "qwen35"), Options{Drafter: "none"})
+	defer m.Close()
+	req := withImages(t, m, 1, 0, testkit.PNG(t, 160, 130, 1))
+	if n := req.Images[0].Len(); n < 64 {
+		t.Fatalf("an image of %d rows", n)
+	}
+	req.Params = sample.Params{RepeatPenalty: 3, RepeatLastN: 32}
+	logits := make([]float32, m.Target.Vocab)
+	logits[req.Tokens[19]], logits[500] = 1, 0.5
+	if id := m.newSampler(&req).Sample(logits); id != 500 {
+		t.Errorf("%d is chosen: the token before an image is not penalised", id)
 	}
 }
 
