@@ -115,7 +115,7 @@ func newGemma4(l *nn.Loader, e *Encoder, act backend.Activation, _ Like) tower {
 			o:    bindClipped(l, p+"attn_out", a.headsWidth, c.Width),
 			gate: bindClipped(l, p+"ffn_gate", c.Width, c.FFN), up: bindClipped(l, p+"ffn_up", c.Width, c.FFN),
 			down:  bindClipped(l, p+"ffn_down", c.FFN, c.Width),
-			scale: 1, cache: l.Attention(c.Heads, c.HeadDim, 0),
+			scale: 1, cache: l.Attention(c.Heads, e.headPad, 0),
 		}
 		if l.Has(p + "out_scale.weight") {
 			y.scale = l.Scalar(p + "out_scale.weight")
@@ -167,8 +167,7 @@ func (a *gemma4) block(s *pass, i int) {
 		s.RoPE(q.Split(heads).Columns(half*n, n), heads, turn.cos, turn.sin)
 		s.RoPE(k.Split(heads).Columns(half*n, n), heads, turn.cos, turn.sin)
 	}
-	s.Remember(y.cache, k, v)
-	o := s.Attend(y.cache, q, backend.AttnParams{Heads: heads, KVHeads: heads, Scale: 1}) // norms have scaled q and k
+	o := s.attend(y.cache, q, k, v, heads, 1) // norms have scaled q and k
 	s.Add(s.x, s.x, s.Norm(s.multiply(o, &y.o)[0], y.postNorm))
 
 	h = s.Norm(s.x, y.ffnNorm)

@@ -11,18 +11,10 @@ import (
 	"strobe/internal/backend"
 	"strobe/internal/backend/cpu"
 	"strobe/internal/gguf"
+	"strobe/internal/quant"
 	"strobe/internal/testkit"
 	"strobe/internal/testkit/edit"
 )
-
-// cut returns the upper left corner of an image.
-func (p Pixels) cut(width, height int) Pixels {
-	c := Pixels{Width: width, Height: height}
-	for y := range height {
-		c.Pix = append(c.Pix, p.Pix[3*y*p.Width:][:3*width]...)
-	}
-	return c
-}
 
 // noise is an image of random pixels.
 func noise(width, height int) Pixels {
@@ -75,6 +67,51 @@ func TestBits(t *testing.T) {
 			}
 			b.Close()
 		}
+	}
+}
+
+// paddingDevice likes larger heads.
+type paddingDevice struct{ backend.Backend }
+
+func (paddingDevice) PadHead(dim int) int                             { return dim + 8 }
+func (paddingDevice) Park(...backend.Weight)                          {}
+func (paddingDevice) Unpark(w backend.Weight, m backend.Matrix) error { return nil }
+
+// inHalves is a file whose attention keeps halves on GPUs.
+func inHalves(t *testing.T, path string) string {
+	f := edit.Read(t, path)
+	w := f.Tensor("v.blk.0.attn_out.weight")
+	if w == nil || w.Type != quant.F32 {
+		return path
+	}
+	raw := make([]byte, len(w.Data)/2)
+	if err := quant.Quantize(quant.F16, raw, f.Values(t, w.Name)); err != nil {
+		t.Fatal(err)
+	}
+	w.Type, w.Data = quant.F16, raw
+	return f.Write(t)
+}
+
+// TestPaddedHeads: zeros behind heads change nothing but what halves do, also after another image left its values.
+func TestPaddedHeads(t *testing.T) {
+	for _, name := range files {
+		path := inHalves(t, unpacked(t, "mmproj-"+name+".gguf"))
+		b := cpu.New(cpu.Options{Threads: 2})
+		padded := openOn(t, path, paddingDevice{b}, Reference)
+		whole := openOn(t, path, b, Reference)
+		for _, side := range []int{2, 5, 3} {
+			image := noise(side*whole.Factor(), 3*whole.Factor())
+			want, _, _, err := whole.Encode(t.Context(), image, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, _, _, err := padded.Encode(t.Context(), image, nil)
+			if d := testkit.RelL2(got, want); err != nil || d > 2e-3 {
+				t.Errorf("%s: with padded heads rows are off by %.2g, error %v", name, d, err)
+			}
+			padded.arena.Poison(float32(math.NaN()))
+		}
+		b.Close()
 	}
 }
 
