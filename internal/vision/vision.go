@@ -419,7 +419,11 @@ type linear struct {
 }
 
 func bindLinear(l *nn.Loader, name string, in, out int) linear {
-	return linear{l.Matrix(name+".weight", in, out), l.Vector(name+".bias", out)}
+	m := linear{w: l.Matrix(name+".weight", in, out)} // out may be 0, for any
+	if m.w != nil {
+		m.bias = l.Vector(name+".bias", m.w.Rows())
+	}
+	return m
 }
 
 func (s *pass) linear(x backend.Tensor, m linear) backend.Tensor {

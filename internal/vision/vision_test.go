@@ -11,6 +11,7 @@ import (
 	"strobe/internal/backend"
 	"strobe/internal/backend/cpu"
 	"strobe/internal/gguf"
+	"strobe/internal/nn"
 	"strobe/internal/quant"
 	"strobe/internal/testkit"
 	"strobe/internal/testkit/edit"
@@ -112,6 +113,39 @@ func TestPaddedHeads(t *testing.T) {
 			padded.arena.Poison(float32(math.NaN()))
 		}
 		b.Close()
+	}
+}
+
+// parkingDevice counts the weights that are parked.
+type parkingDevice struct {
+	backend.Backend
+	parked int
+}
+
+func (d *parkingDevice) Park(ws ...backend.Weight) { d.parked += len(ws) }
+
+func (d *parkingDevice) Unpark(backend.Weight, backend.Matrix) error {
+	d.parked--
+	return nil
+}
+
+// TestParked: weights that are parked return for the next image; while they are held it is refused.
+func TestParked(t *testing.T) {
+	b := cpu.New(cpu.Options{Threads: 1})
+	defer b.Close()
+	d := &parkingDevice{Backend: b}
+	e := openOn(t, unpacked(t, "mmproj-qwen-small-f32.gguf"), d, Reference)
+	image := noise(e.Factor(), e.Factor())
+	if e.Weights().Park(); d.parked != 15 { // two blocks of six matrices, patches, and the merger's two
+		t.Fatalf("%d weights are parked", d.parked)
+	}
+	e.Weights().Hold(true)
+	if _, _, _, err := e.Encode(t.Context(), image, nil); !errors.Is(err, nn.ErrHeld) || d.parked != 15 {
+		t.Errorf("held weights: error %v, %d are parked", err, d.parked)
+	}
+	e.Weights().Hold(false)
+	if _, _, _, err := e.Encode(t.Context(), image, nil); err != nil || d.parked != 0 {
+		t.Errorf("error %v, %d weights are parked", err, d.parked)
 	}
 }
 
@@ -312,5 +346,56 @@ func TestNoMemory(t *testing.T) {
 	device.Fail = nil
 	if _, _, _, err := e.Encode(t.Context(), image, nil); err != nil || failed == 0 {
 		t.Errorf("after %d failures: %v", failed, err)
+	}
+}
+
+// TestHostile: whatever a file says in its keys, and whichever tensor it lacks or has in another shape, opening it is
+// an error of one line, or gives an encoder that works.
+func TestHostile(t *testing.T) {
+	b := cpu.New(cpu.Options{Threads: 1})
+	defer b.Close()
+	try := func(what string, e *edit.File) {
+		t.Helper()
+		f, err := gguf.Open(e.Write(t))
+		if err != nil {
+			return // refused before
+		}
+		defer f.Close()
+		x, err := Open(f, b, Reference)
+		if err != nil {
+			if strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), f.Path()) {
+				t.Errorf("%s: error %q", what, err)
+			}
+			return
+		}
+		if side := x.Factor(); side <= 1<<10 {
+			if _, _, _, err := x.Encode(t.Context(), noise(side, side), nil); err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+	}
+	for _, name := range []string{"qwen-small-q8_0", "gemma4v-small-f32", "gemma4uv-f32"} {
+		whole := edit.Read(t, unpacked(t, "mmproj-"+name+".gguf"))
+		optional := []string{"attention.head_dim", "attention.head_count_kv", "spatial_merge_size",
+			"projector.scale_factor", "projection_dim"}
+		for _, key := range optional {
+			for _, v := range edit.HostileValues(uint32(2)) {
+				try(name+" "+key, whole.Clone().Set("clip.vision."+key, v))
+			}
+		}
+		for _, kv := range whole.KVs {
+			for _, v := range edit.HostileValues(kv.Value) {
+				try(name+" "+kv.Key, whole.Clone().Set(kv.Key, v))
+			}
+			try(name+" "+kv.Key, whole.Clone().Set(kv.Key, "nonsense"))
+		}
+		for _, x := range whole.Tensors {
+			if strings.HasPrefix(x.Name, "v.blk.1.") { // as those of the first block
+				continue
+			}
+			try(name+" without "+x.Name, whole.Clone().Drop(x.Name))
+			try(name+" short "+x.Name, whole.Clone().Drop(x.Name).Put(x.Name, []float32{1}, 1))
+			try(name+" wide "+x.Name, whole.Clone().Drop(x.Name).Put(x.Name, make([]float32, 96), 32, 3))
+		}
 	}
 }
