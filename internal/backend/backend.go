@@ -378,6 +378,20 @@ type Compiler interface {
 	Rehearse(passes func() error) error
 }
 
+// HeadPadder is a device whose attention is faster with heads of some sizes.
+type HeadPadder interface {
+	// PadHead is the size to pad heads of dim values to, with zeros.
+	PadHead(dim int) int
+}
+
+// PadHead is the size to pad heads of dim values to for attention on b.
+func PadHead(b Backend, dim int) int {
+	if p, ok := b.(HeadPadder); ok {
+		return p.PadHead(dim)
+	}
+	return dim
+}
+
 // Parker is a device whose weights can leave it for a while.
 type Parker interface {
 	// Park frees the memory of weights; those that are parked already stay parked. A parked weight must not be used

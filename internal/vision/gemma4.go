@@ -2,6 +2,7 @@ package vision
 
 import (
 	"math"
+	"slices"
 	"strconv"
 
 	"strobe/internal/backend"
@@ -49,10 +50,17 @@ func (b bounds) any() bool {
 
 func bindClipped(l *nn.Loader, name string, in, out int) clipped {
 	bound := func(suffix string, none int) float32 {
+		v := []float32{float32(math.Inf(none))}
 		if !l.Has(name + suffix) {
-			return float32(math.Inf(none))
+			return v[0]
 		}
-		return l.Scalar(name + suffix)
+		if t := l.Tensor(name+suffix, 1); t != nil { // infinities are fine
+			l.Keep(quant.Dequantize(t.Type, v, t.Data))
+			if v[0] != v[0] {
+				l.Fail("tensor %q: a bound is NaN", t.Name)
+			}
+		}
+		return v[0]
 	}
 	return clipped{l.Matrix(name+".weight", in, out), bounds{bound(".input_min", -1), bound(".input_max", 1)},
 		bounds{bound(".output_min", -1), bound(".output_max", 1)}}
@@ -66,8 +74,8 @@ func (s *pass) multiply(x backend.Tensor, ms ...*clipped) []backend.Tensor {
 		ys = append(ys, s.New(x.Rows, m.w.Rows()))
 		ps = append(ps, backend.Product{W: m.w, Y: ys[i]})
 	}
-	if same := ms[0].in; !same.any() {
-		s.MatMul(x, ps...) // bounds of a matrix are those of a whole model: none has any
+	if !slices.ContainsFunc(ms, func(m *clipped) bool { return m.in.any() }) {
+		s.MatMul(x, ps...)
 	} else {
 		for i, m := range ms {
 			h := s.New(x.Rows, x.Cols)
@@ -107,7 +115,7 @@ func newGemma4(l *nn.Loader, e *Encoder, act backend.Activation, _ Like) tower {
 			o:    bindClipped(l, p+"attn_out", a.headsWidth, c.Width),
 			gate: bindClipped(l, p+"ffn_gate", c.Width, c.FFN), up: bindClipped(l, p+"ffn_up", c.Width, c.FFN),
 			down:  bindClipped(l, p+"ffn_down", c.FFN, c.Width),
-			scale: 1, cache: l.Attention(c.Heads, c.HeadDim, 0),
+			scale: 1, cache: l.Attention(c.Heads, e.headPad, 0),
 		}
 		if l.Has(p + "out_scale.weight") {
 			y.scale = l.Scalar(p + "out_scale.weight")
@@ -159,8 +167,7 @@ func (a *gemma4) block(s *pass, i int) {
 		s.RoPE(q.Split(heads).Columns(half*n, n), heads, turn.cos, turn.sin)
 		s.RoPE(k.Split(heads).Columns(half*n, n), heads, turn.cos, turn.sin)
 	}
-	s.Remember(y.cache, k, v)
-	o := s.Attend(y.cache, q, backend.AttnParams{Heads: heads, KVHeads: heads, Scale: 1}) // norms have scaled q and k
+	o := s.attend(y.cache, q, k, v, heads, 1) // norms have scaled q and k
 	s.Add(s.x, s.x, s.Norm(s.multiply(o, &y.o)[0], y.postNorm))
 
 	h = s.Norm(s.x, y.ffnNorm)

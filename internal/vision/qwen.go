@@ -60,7 +60,7 @@ func newQwen(l *nn.Loader, e *Encoder, act backend.Activation, like Like) tower 
 			norm: bindLayerNorm(l, p+"ln1", c.Width), ffnNorm: bindLayerNorm(l, p+"ln2", c.Width),
 			o:  bindLinear(l, p+"attn_out", a.headsWidth, c.Width),
 			up: bindLinear(l, p+"ffn_up", c.Width, c.FFN), down: bindLinear(l, p+"ffn_down", c.FFN, c.Width),
-			cache: l.Attention(c.Heads, c.HeadDim, 0),
+			cache: l.Attention(c.Heads, e.headPad, 0),
 		}
 		y.q, y.k, y.v = l.QKV(p, c.Width, a.headsWidth, a.headsWidth)
 		if bias := l.Floats(p+"attn_qkv.bias", 3*a.headsWidth); l.Err == nil {
@@ -104,9 +104,7 @@ func (a *qwen) block(s *pass, i int) {
 	turn := s.rotary[0]
 	s.RoPE(q.Split(a.c.Heads), a.c.Heads, turn.cos, turn.sin)
 	s.RoPE(k.Split(a.c.Heads), a.c.Heads, turn.cos, turn.sin)
-	s.Remember(y.cache, k, v)
-	o := s.Attend(y.cache, q, backend.AttnParams{Heads: a.c.Heads, KVHeads: a.c.Heads,
-		Scale: float32(1 / math.Sqrt(float64(a.c.HeadDim)))})
+	o := s.attend(y.cache, q, k, v, a.c.Heads, float32(1/math.Sqrt(float64(a.c.HeadDim))))
 	s.Add(s.x, s.x, s.linear(o, y.o))
 
 	h = s.linear(s.layerNorm(s.x, y.ffnNorm, a.c.Eps), y.up) // [patches, ffn]

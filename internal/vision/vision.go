@@ -64,6 +64,7 @@ type Encoder struct {
 	arena   *nn.Arena
 	mem     *cache.Memory // keys and values of the block in progress; nil for towers without blocks
 	weights nn.Weights
+	headPad int // size of heads in attention: HeadDim, or what the device likes better
 	longest int // patches of a side that have positions; 0: any
 }
 
@@ -96,6 +97,8 @@ type pass struct {
 	x                  backend.Tensor // [patches, width]
 	patches, positions backend.Tensor
 	rotary             []rotary
+	zero               backend.Tensor    // a padded head of zeros; none if heads are not padded
+	wide               [3]backend.Tensor // queries, keys and values with padded heads [patches*heads, padded head]
 }
 
 type rotary struct{ cos, sin backend.Tensor }
@@ -105,11 +108,11 @@ func Open(f *gguf.File, b backend.Backend, like Like) (*Encoder, error) {
 	e := &Encoder{b: b, arena: nn.NewArena(b)}
 	e.arena.Exact() // images are larger than the steps of padding, and few sizes come again
 	l := &nn.Loader{File: f, Devices: []backend.Backend{b}, Arch: "clip.vision", OneCache: true, Weights: &e.weights}
-	// Keys and values are halves, which tensor cores multiply, where the device is a GPU, with memory of its own.
-	if _, gpu := b.(backend.Parker); !gpu {
+	halves := e.halves(f)
+	if !halves {
 		l.KV = cache.Uniform(quant.F32)
 	}
-	if err := e.read(l); err != nil {
+	if err := e.read(l, halves); err != nil {
 		return nil, err
 	}
 	e.tower = kinds[e.Projector].bind(l, e, e.activation(l, like), like)
@@ -148,8 +151,16 @@ var kinds = map[string]kind{
 	"gemma4uv":       {3, "projector.scale_factor", 70, 1120, newGemma4Unified},
 }
 
+// halves reports whether keys and values are halves, which tensor cores multiply: on GPUs, which are devices with memory
+// of their own, unless the file is in float32 for the sake of precision.
+func (e *Encoder) halves(f *gguf.File) bool {
+	_, gpu := e.b.(backend.Parker)
+	w := f.Tensor(blockPrefix(0) + "attn_out.weight")
+	return gpu && w != nil && w.Type != quant.F32
+}
+
 // read reads the hyper-parameters.
-func (e *Encoder) read(l *nn.Loader) error {
+func (e *Encoder) read(l *nn.Loader, halves bool) error {
 	if arch := l.File.Arch(); arch != "clip" {
 		l.Fail("architecture %q is not that of an image encoder: want clip, the architecture of mmproj files", arch)
 		return l.Err
@@ -194,6 +205,9 @@ func (e *Encoder) read(l *nn.Loader) error {
 		return err
 	}
 	e.HeadDim = l.Int("attention.head_dim", e.Width/e.Heads)
+	if e.headPad = e.HeadDim; halves {
+		e.headPad = backend.PadHead(e.b, e.HeadDim)
+	}
 	if l.Check(nn.Range("attention.head_dim", e.HeadDim, 4, 1<<10)) == nil && e.HeadDim%4 != 0 {
 		l.Fail("heads of %d values: positions in two directions need a multiple of 4", e.HeadDim)
 	}
@@ -305,9 +319,10 @@ func (e *Encoder) encode(ctx context.Context, in *image, progress func(done, tot
 	s := &pass{Step: nn.NewStep(e.arena, batch, e.mem, 0, e.Eps)}
 	s.take(n, e.tower.begin(in))
 	s.x = s.Rows(e.Width)
+	s.widen(&e.Config, e.headPad)
 	var out backend.Tensor
 	// Each part is a step of its own, so that a client that goes away waits for one of them at most.
-	parts := []func(){func() { e.tower.first(s) }}
+	parts := []func(){func() { s.clearWide(); e.tower.first(s) }}
 	for i := range e.Blocks {
 		parts = append(parts, func() { e.tower.block(s, i) })
 	}
@@ -342,6 +357,47 @@ func (s *pass) take(n int, in inputs) {
 	}
 }
 
+// widen makes room for padded heads.
+func (s *pass) widen(c *Config, pad int) {
+	if c.Heads == 0 || pad == c.HeadDim {
+		return
+	}
+	s.zero = s.New(1, pad)
+	s.Write(s.zero, make([]float32, pad))
+	for i := range s.wide {
+		s.wide[i] = s.Rows(c.Heads * pad).Split(c.Heads)
+	}
+}
+
+// clearWide makes padded heads zero. Each block writes their first values.
+func (s *pass) clearWide() {
+	if s.zero.Buf == nil {
+		return
+	}
+	none := s.Ints32(make([]int32, s.wide[0].Rows))
+	for _, w := range s.wide {
+		s.Gather(w, s.zero, none)
+	}
+}
+
+// attend returns the attention of all patches to all patches [patches, heads*headDim].
+func (s *pass) attend(cache int, q, k, v backend.Tensor, heads int, scale float32) backend.Tensor {
+	p := backend.AttnParams{Heads: heads, KVHeads: heads, Scale: scale}
+	if s.zero.Buf == nil {
+		s.Remember(cache, k, v)
+		return s.Attend(cache, q, p)
+	}
+	dim := q.Cols / heads
+	for i, x := range []backend.Tensor{q, k, v} {
+		s.Copy(s.wide[i].Columns(0, dim), x.Split(heads))
+	}
+	s.Remember(cache, sideBySide(s.wide[1], heads), sideBySide(s.wide[2], heads))
+	padded := s.Attend(cache, sideBySide(s.wide[0], heads), p).Split(heads)
+	o := s.Rows(heads * dim)
+	s.Copy(o.Split(heads), padded.Columns(0, dim))
+	return o
+}
+
 // layerNorm is the vectors of a LayerNorm.
 type layerNorm struct{ w, bias backend.Vector }
 
@@ -363,7 +419,11 @@ type linear struct {
 }
 
 func bindLinear(l *nn.Loader, name string, in, out int) linear {
-	return linear{l.Matrix(name+".weight", in, out), l.Vector(name+".bias", out)}
+	m := linear{w: l.Matrix(name+".weight", in, out)} // out may be 0, for any
+	if m.w != nil {
+		m.bias = l.Vector(name+".bias", m.w.Rows())
+	}
+	return m
 }
 
 func (s *pass) linear(x backend.Tensor, m linear) backend.Tensor {
