@@ -104,13 +104,15 @@ type Product struct {
 	Y Tensor
 }
 
-// Activation is the non-linearity of a gated feed-forward layer.
+// Activation is the non-linearity of a feed-forward layer.
 type Activation int
 
 // The activations.
 const (
-	SiLU Activation = iota
-	GELU            // tanh form
+	SiLU      Activation = iota
+	GELU                 // tanh form
+	GELUErf              // x/2 * (1 + erf(x/sqrt(2)))
+	QuickGELU            // x * sigmoid(1.702 x)
 )
 
 // AttnParams describes one attention operation.
@@ -280,15 +282,19 @@ type Backend interface {
 	Embed(dst Tensor, w Weight, ids Ints, scale float32) // a negative id stands for row 0
 	MatMul(x Tensor, ps ...Product)
 	RMSNorm(dst, x Tensor, w Vector, eps float32) // w may be nil
+	// LayerNorm subtracts a row's mean, divides by its standard deviation, multiplies by w and adds bias.
+	LayerNorm(dst, x Tensor, w, bias Vector, eps float32)
 	Add(dst, a, b Tensor)
 	AddBias(x Tensor, bias Vector)
 	Scale(dst, a Tensor, s float32)
 	Copy(dst, src Tensor)
 	Gather(dst, src Tensor, rows Ints)
+	Activate(dst, x Tensor, act Activation)     // act(x)
 	Gated(dst, gate, up Tensor, act Activation) // act(gate) * up
 	SigmoidGate(dst, x, gate Tensor)            // x * sigmoid(gate)
 	AddGated(dst, x, gate Tensor)               // dst += sigmoid(gate[row]) * x, gate has one column
 	Softcap(x Tensor, c float32)
+	Clamp(dst, x Tensor, least, most float32) // NaN stays NaN
 	Angles(cos, sin Tensor, pos Ints, inv Vector, mscale float32)
 	RoPE(x Tensor, heads int, cos, sin Tensor) // x: tokens*heads rows; rotates the first 2*cos.Cols columns
 
