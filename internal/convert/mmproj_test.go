@@ -416,3 +416,33 @@ func TestTowerRefused(t *testing.T) {
 		convertFails(t, x.dir, Options{Type: "f32", MMProj: true}, x.words...)
 	}
 }
+
+// TestCompareTower: a file is what its checkpoint says, and a changed or missing tensor is noticed.
+func TestCompareTower(t *testing.T) {
+	c := gemmaCheckpoint(t)
+	dir := c.write()
+	path := convertTo(t, dir, Options{Type: "f32", MMProj: true})
+	differences := func(dir string) (same int, other []string) {
+		f := openGGUF(t, path)
+		err := Compare(t.Context(), f, dir, Options{}, func(d Difference) {
+			if d.Reason == "" && d.Error == 0 {
+				same++
+			} else {
+				other = append(other, d.Name)
+			}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return same, other
+	}
+	if same, other := differences(dir); same != 37 || other != nil {
+		t.Errorf("%d tensors are the checkpoint's, these are not: %v", same, other)
+	}
+	c.tensor("model.vision_tower.patch_embedder.input_proj.weight").Data[3] ^= 0x40
+	c.addF32("model.vision_tower.encoder.layers.0.layer_scalar", []int{1}, 1)
+	if same, other := differences(c.write()); same != 36 ||
+		!slices.Equal(other, []string{"v.patch_embd.weight", "v.blk.0.out_scale.weight"}) {
+		t.Errorf("%d tensors are the checkpoint's, these are not: %v", same, other)
+	}
+}
