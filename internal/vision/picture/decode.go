@@ -24,8 +24,9 @@ type Limits struct {
 	Aspect int // longer side over shorter side
 }
 
-// Defaults allow the photographs of today's telephones. Decoding needs at most about 16 bytes for a pixel (a progressive
-// JPEG, whose coefficients wait for the last scan), so about 1 GB here. Qwen's reference refuses the same aspect ratio.
+// Defaults allow the photographs of today's telephones. Decoding needs at most about 16 bytes for a pixel (a
+// progressive JPEG, whose coefficients wait for the last scan), so about 1 GB here. Qwen's reference refuses the same
+// aspect ratio.
 var Defaults = Limits{Bytes: 32 << 20, Pixels: 64 << 20, Side: 65536, Aspect: 200}
 
 // Images of more pixels than this are decoded one at a time, so that many of them in flight need the memory of one.
@@ -53,8 +54,8 @@ var formats = []format{
 	{"BMP", "BM", bmp.DecodeConfig, bmp.Decode},
 }
 
-// Decode reads an image file as the reference does: PNG, JPEG, GIF (its first frame), WebP or BMP, turned upright as its
-// EXIF orientation says. Transparency is dropped: a pixel has its colour whatever its alpha is. 16 bits become 8.
+// Decode reads an image file as the reference does: PNG, JPEG, GIF (its first frame), WebP or BMP, turned upright as
+// its EXIF orientation says. Transparency is dropped: a pixel has its colour whatever its alpha is. 16 bits become 8.
 func Decode(data []byte, lim Limits) (*Image, error) { return Reference.Decode(data, lim) }
 
 // Decode reads an image file; like LlamaCpp it leaves the image as it is stored, whatever its EXIF orientation says.

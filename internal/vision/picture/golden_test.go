@@ -59,8 +59,8 @@ func sum(m *Image) string {
 	return hex.EncodeToString(s[:])
 }
 
-// stbDecoded decodes an image of testdata to the bytes of stb_image: JPEG decoders differ by a little, so their pixels are
-// kept as PNG.
+// stbDecoded decodes an image of testdata to the bytes of stb_image: JPEG decoders differ by a little, so their pixels
+// are kept as PNG.
 func stbDecoded(t testing.TB, name string) *Image {
 	return decodeFile(t, strings.Replace(name, ".jpg", ".stb.png", 1), LlamaCpp)
 }
@@ -69,17 +69,24 @@ func TestGoldenDecode(t *testing.T) {
 	for _, x := range readGolden(t).Decoded {
 		m := stbDecoded(t, x.Image)
 		if m.Width != x.Width || m.Height != x.Height || sum(m) != x.SHA256 {
-			t.Errorf("%s: %dx%d with sum %s, want %dx%d with %s", x.Image, m.Width, m.Height, sum(m), x.Width, x.Height, x.SHA256)
+			t.Errorf("%s: %dx%d with sum %s, want %dx%d with %s",
+				x.Image, m.Width, m.Height, sum(m), x.Width, x.Height, x.SHA256)
 		}
 	}
 }
 
 func TestGoldenResize(t *testing.T) {
+	decoded := map[string]*Image{} // decoding the largest of them takes as long as all resizing
 	for _, x := range readGolden(t).Resized {
-		m := stbDecoded(t, x.Image)
+		m := decoded[x.Image]
+		if m == nil {
+			m = stbDecoded(t, x.Image)
+			decoded[x.Image] = m
+		}
 		w, h := Size(m.Width, m.Height, x.Factor, x.Min, x.Max, SizeLlamaCpp)
 		if w != x.Width || h != x.Height {
-			t.Errorf("%s in tokens of %d, %d to %d: size %dx%d, want %dx%d", x.Image, x.Factor, x.Min, x.Max, w, h, x.Width, x.Height)
+			t.Errorf("%s in tokens of %d, %d to %d: size %dx%d, want %dx%d",
+				x.Image, x.Factor, x.Min, x.Max, w, h, x.Width, x.Height)
 			continue
 		}
 		if r := Resize(m, w, h, Letterbox); r.Width != w || r.Height != h || sum(r) != x.SHA256 {

@@ -15,8 +15,8 @@ const (
 	Letterbox            // the aspect ratio stays, and black bars fill the rest: as llama.cpp does
 )
 
-// Resize returns the image with a new size. The bytes are those of Pillow's Image.resize with BICUBIC. An image that has
-// the size already is returned as it is.
+// Resize returns the image with a new size. The bytes are those of Pillow's Image.resize with BICUBIC. An image that
+// has the size already is returned as it is.
 func Resize(m *Image, width, height int, fit Fit) *Image {
 	if m.Width == width && m.Height == height {
 		return m

@@ -30,8 +30,8 @@ func Size(w, h, f, minTokens, maxTokens int, rule Sizing) (W, H int) {
 	return sizeQwen(w, h, f, smallest, largest)
 }
 
-// sizeQwen is smart_resize of transformers. Python rounds a half to the even neighbour, so a side can become 0, which is
-// below any smallest size.
+// sizeQwen is smart_resize of transformers. Python rounds a half to the even neighbour, so a side can become 0, which
+// is below any smallest size.
 func sizeQwen(w, h, f, smallest, largest int) (W, H int) {
 	width, height, side, area := float64(w), float64(h), float64(f), float64(w)*float64(h)
 	W, H = int(math.RoundToEven(width/side))*f, int(math.RoundToEven(height/side))*f
