@@ -65,7 +65,8 @@ func (m *modelFlags) add(cmd *cobra.Command) {
 	)
 	f.IntVarP(&m.ctx, "ctx", "c", 0, "context length in tokens (default: the model's)")
 	f.Var(&once{to: &m.mmproj}, "mmproj",
-		"file of the model's image encoder (default: the file beside it that has mmproj in its name)")
+		"the model's image encoder: a file, or OWNER/REPO:FILE of the hub (default: the file beside the model that has "+
+			"mmproj in its name)")
 	f.BoolVar(&m.noMMProj, "no-mmproj", false, "load no image encoder")
 	f.IntVar(&m.imageRows, "image-max-tokens", 0,
 		"tokens an image may have, unless a request says otherwise (default: what suits model and device)")

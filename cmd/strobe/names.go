@@ -240,6 +240,15 @@ func (m *modelFlags) find() error {
 			return err
 		}
 	}
+	if m.mmproj != "" {
+		encoder, err := lookUp(m.mmproj)
+		if err != nil {
+			return err
+		}
+		if m.mmproj, err = encoder.local(m.cmd); err != nil {
+			return err
+		}
+	}
 	switch {
 	case m.draft == "off" || m.draft == "ngram" || m.drafter == "none":
 		return nil

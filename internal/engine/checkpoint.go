@@ -120,6 +120,9 @@ func (l *loop) keepWhole(j *job) {
 	if j.stream != nil {
 		_ = l.r.Sync(j.stream) // as at a checkpoint
 	}
+	if insideImage(j.g.req.Tokens, n) { // of no use to any text
+		return
+	}
 	tokens := slices.Concat(j.g.req.Tokens, j.tokens)[:n]
 	e := &entry{text: text{j.g.salt, tokens}, seq: j.seq, drafts: j.drafts.take(n)}
 	j.seq = nil
@@ -140,7 +143,7 @@ func (l *loop) follows(g *Generation) bool {
 			continue
 		}
 		n := min(j.g.text().common(g.text()), len(g.req.Tokens)-1, l.cache.keeps(len(j.g.req.Tokens)))
-		if n < markGap {
+		if n = beforeImage(g.req.Tokens, n); n < markGap {
 			continue
 		}
 		if have < 0 {

@@ -293,10 +293,12 @@ func (m *Model) load(src Source, opt Options) error {
 	if err := m.loadVision(opt); err != nil {
 		return err
 	}
-	if m.Vision != nil && m.MTP != nil {
-		m.MTP.SeeImages()
+	if m.Vision != nil {
+		if m.MTP != nil {
+			m.MTP.SeeImages()
+		}
+		phase("vision")
 	}
-	phase("vision")
 	var sources []draft.Source
 	for _, d := range m.Drafters() {
 		sources = append(sources, d)

@@ -119,6 +119,7 @@ func (e *entry) bytes() int64 {
 
 // shorten cuts an entry to its first n tokens, if it can be cut there and that many are worth keeping.
 func (e *entry) shorten(n int) bool {
+	n = beforeImage(e.tokens, n)
 	if n < minReuse || n >= len(e.tokens) || !e.serves(n) {
 		return false
 	}
@@ -134,7 +135,7 @@ func (e *entry) shorten(n int) bool {
 func (c *prefixes) find(prompt text, want set) (best *entry, n int) {
 	most := minReuse
 	for _, e := range c.entries {
-		k := min(e.common(prompt), len(prompt.tokens)-1)
+		k := beforeImage(prompt.tokens, min(e.common(prompt), len(prompt.tokens)-1))
 		if saves := e.drafts.sources().worth(k, want); saves >= most && e.serves(k) {
 			best, n, most = e, k, saves
 		}

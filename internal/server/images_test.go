@@ -286,3 +286,43 @@ func TestImageAddresses(t *testing.T) {
 		}
 	}
 }
+
+// TestPageImages: the page takes images by dropping and pasting, shows them small and large, sends them, and says so
+// where a model reads text only.
+func TestPageImages(t *testing.T) {
+	b := startBrowser(t)
+	drop := func() {
+		b.eval("(async () => { const c = document.createElement('canvas'); c.width = 90; c.height = 60; " +
+			"const g = c.getContext('2d'); g.fillStyle = '#c33'; g.fillRect(10, 10, 40, 40); " +
+			"const file = await new Promise((ok) => c.toBlob((x) => ok(new File([x], 'red.png', { type: 'image/png' })))); " +
+			"const d = new DataTransfer(); d.items.add(file); document.dispatchEvent(new DragEvent('drop', " +
+			"{ dataTransfer: d, bubbles: true, cancelable: true })); })()")
+	}
+	blind := start(t, options{template: hermesTemplate})
+	b.open(blind.url + "/")
+	b.until("$('#model').value === 'qwen35' && $$('#examples li').length")
+	drop()
+	b.until("$('#alert').textContent.startsWith('This model reads text only')")
+
+	f := startSeeing(t, "qwen35", Config{})
+	b.open(f.url + "/")
+	b.until("$('#model').value === 'm' && $$('#examples li').length")
+	drop()
+	b.until("$$('#images li').length === 1 && $('#images img').naturalWidth === 90")
+	drop()
+	b.until("$$('#images li').length === 2")
+	b.eval("$('#images li button:last-child').click()")
+	b.until("$$('#images li').length === 1")
+	shot(t, b, "image-waiting")
+	b.eval("$('#max_tokens').value = '5'; $('#input').value = 'what is it?'; $('#form').requestSubmit()")
+	b.until("$$('#log li.assistant .acts button').length > 0 && $$('#log li.user img').length === 1")
+	if n := f.e.Snapshot().Stats.Prompt; n < 20 {
+		t.Errorf("the model read %d tokens: the image is not among them", n)
+	}
+	b.eval("$('#log li.user .picture').click()")
+	b.until("$('#lightbox').open && $('#large').naturalWidth === 90")
+	shot(t, b, "image-large")
+	b.eval("$('#lightbox button').click()")
+	b.until("!$('#lightbox').open")
+	checkProblems(t, b, 0)
+}
