@@ -399,3 +399,22 @@ func TestHostile(t *testing.T) {
 		}
 	}
 }
+
+// TestMemory: blocks use the same memory one after the other.
+func TestMemory(t *testing.T) {
+	live := func(blocks int) int {
+		b := cpu.New(cpu.Options{Threads: 1})
+		defer b.Close()
+		device := testkit.NewDevice(t, b)
+		e := openOn(t, qwenFile(t, quant.F16, 64, 4, 96, blocks, 64), device, Reference)
+		for range 2 { // the first one finds out how much it takes
+			if _, _, _, err := e.Encode(t.Context(), noise(8*e.Factor(), 8*e.Factor()), nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return device.Live()
+	}
+	if one, four := live(1), live(4); four > one {
+		t.Errorf("four blocks take %d values, one takes %d", four, one)
+	}
+}
