@@ -237,7 +237,7 @@ func (m *modelFlags) find() error {
 		if of, err = lookUp(m.model); err != nil {
 			return err
 		}
-		if m.model, err = of.fetch(m.cmd, true); err != nil {
+		if m.model, err = of.fetch(m.cmd, !m.noMMProj && m.mmproj == ""); err != nil {
 			return err
 		}
 	}
