@@ -81,6 +81,7 @@ type Matrix struct {
 	Experts    int // 1 for a plain matrix
 	Data       []byte
 	Scale      []float32 // of the product: none, one, or one per expert
+	Halves     bool      // products may round activations to halves; only rows of products with such matrices agree
 	Forget     func()    // if set, called when the device has a copy of Data, which need not stay in memory then
 }
 

@@ -108,11 +108,10 @@ func Open(f *gguf.File, b backend.Backend, like Like) (*Encoder, error) {
 	e := &Encoder{b: b, arena: nn.NewArena(b)}
 	e.arena.Exact() // images are larger than the steps of padding, and few sizes come again
 	l := &nn.Loader{File: f, Devices: []backend.Backend{b}, Arch: "clip.vision", OneCache: true, Weights: &e.weights}
-	halves := e.halves(f)
-	if !halves {
+	if l.Halves = e.halves(f); !l.Halves {
 		l.KV = cache.Uniform(quant.F32)
 	}
-	if err := e.read(l, halves); err != nil {
+	if err := e.read(l); err != nil {
 		return nil, err
 	}
 	e.tower = kinds[e.Projector].bind(l, e, e.activation(l, like), like)
@@ -151,8 +150,8 @@ var kinds = map[string]kind{
 	"gemma4uv":       {3, "projector.scale_factor", 70, 1120, newGemma4Unified},
 }
 
-// halves reports whether keys and values are halves, which tensor cores multiply: on GPUs, which are devices with memory
-// of their own, unless the file is in float32 for the sake of precision.
+// halves reports whether keys, values and inputs of products may be halves, which tensor cores multiply: on GPUs, which
+// are devices with memory of their own, unless the file is in float32 for the sake of precision.
 func (e *Encoder) halves(f *gguf.File) bool {
 	_, gpu := e.b.(backend.Parker)
 	w := f.Tensor(blockPrefix(0) + "attn_out.weight")
@@ -160,7 +159,7 @@ func (e *Encoder) halves(f *gguf.File) bool {
 }
 
 // read reads the hyper-parameters.
-func (e *Encoder) read(l *nn.Loader, halves bool) error {
+func (e *Encoder) read(l *nn.Loader) error {
 	if arch := l.File.Arch(); arch != "clip" {
 		l.Fail("architecture %q is not that of an image encoder: want clip, the architecture of mmproj files", arch)
 		return l.Err
@@ -205,7 +204,7 @@ func (e *Encoder) read(l *nn.Loader, halves bool) error {
 		return err
 	}
 	e.HeadDim = l.Int("attention.head_dim", e.Width/e.Heads)
-	if e.headPad = e.HeadDim; halves {
+	if e.headPad = e.HeadDim; l.Halves {
 		e.headPad = backend.PadHead(e.b, e.HeadDim)
 	}
 	if l.Check(nn.Range("attention.head_dim", e.HeadDim, 4, 1<<10)) == nil && e.HeadDim%4 != 0 {

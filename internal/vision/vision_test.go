@@ -278,7 +278,7 @@ func TestRefused(t *testing.T) {
 		{qwen, func(f *edit.File) { f.Put("v.position_embd.weight", make([]float32, 32*24), 32, 24) }, "not a square"},
 		{qwen, func(f *edit.File) { f.Put("v.deepstack.1.fc1.weight", []float32{1}, 1) }, "v.deepstack.1.fc1.weight"},
 		{gemma, func(f *edit.File) { f.Drop("v.position_embd.weight") }, `missing tensor "v.position_embd.weight"`},
-		{gemma, func(f *edit.File) { f.Drop("v.std_scale").Put("v.std_bias", make([]float32, 32), 32) }, `missing tensor "v.std_scale"`},
+		{gemma, func(f *edit.File) { f.Drop("v.std_scale") }, `missing tensor "v.std_scale"`},
 		{gemma, func(f *edit.File) { f.Put("v.blk.0.attn_q.input_max", []float32{float32(math.NaN())}, 1) }, "bound is NaN"},
 	} {
 		e := edit.Read(t, c.file)

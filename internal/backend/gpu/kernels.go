@@ -110,6 +110,7 @@ var (
 	kernelMixNorm     = declare("moe_add_norm", mixArgs{}, "")
 	kernelGroup       = declare("moe_group", groupArgs{}, "group")
 	kernelEmbed       = declare("embed", embedArgs{}, "embed")
+	kernelHalves      = declare("half_product", halfArgs{}, "")
 )
 
 // Kernels of attention and of what it remembers (attention.go, pages.go, weigh.go).

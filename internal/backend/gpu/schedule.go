@@ -162,6 +162,10 @@ func (l *lowering) matMul(i int) {
 			x = l.summed(o.a)
 		}
 		l.overwrite(p.dst)
+		if p.w.halves {
+			l.out = l.b.floats.Halves(l.out, p.w.floats(), p.dst.out(), x.out(), int(x.rows))
+			continue
+		}
 		l.keep(l.b.floats.Product(l.out, p.w.floats(), p.dst.out(), x.out(), int(x.rows)))
 	}
 	if len(tiles) == 0 {
