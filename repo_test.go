@@ -187,7 +187,7 @@ var modules = []struct {
 	{"charm.land/", []string{"cmd"}, "terminal drawing belongs to commands"},
 	{"github.com/charmbracelet/", []string{"cmd"}, "terminal drawing belongs to commands"},
 	{"github.com/schollz/progressbar", []string{"cmd"}, "libraries report progress through callbacks"},
-	{"golang.org/x/image", []string{"bench"}, "only plots draw letters"},
+	{"golang.org/x/image", []string{"bench", "vision/picture"}, "plots draw letters, pictures are WebP and BMP, too"},
 	{"golang.org/x/term", []string{"cmd"}, "only commands talk to a terminal"},
 	{"github.com/VictoriaMetrics/metrics", []string{"cmd", "server"}, "metrics are served, libraries return numbers"},
 	{"go.opentelemetry.io/", []string{"cmd", "server"}, "traces are of requests, libraries return numbers"},

@@ -42,8 +42,10 @@ import (
 // What the packages below call these things.
 type (
 	// Message is a turn of a conversation in the shape of the OpenAI API: a Role (system, user, assistant, tool), a
-	// Content (a string is enough), and for the assistant perhaps Reasoning and ToolCalls.
+	// Content (a string is enough, a []Part has images), and for the assistant perhaps Reasoning and ToolCalls.
 	Message = chat.Message
+	// Part is a piece of a message: Text or Image make one.
+	Part = chat.Part
 	// Sampling says how tokens are chosen. The zero value always takes the most likely one.
 	Sampling = sample.Params
 	// Drafting says who drafts and how. The zero value lets a controller decide by measured speed.
@@ -62,9 +64,17 @@ const (
 	DraftOff  = speculate.Off
 )
 
+// Text is a piece of a message that also has images.
+func Text(s string) Part { return Part{Type: "text", Text: s} }
+
+// Image is an image of a message: the bytes of a PNG, JPEG, GIF, WebP or BMP file. The model needs an image encoder.
+func Image(file []byte) Part { return dialog.ImagePart(file) }
+
 // Options says how to open a model. The zero value works.
 type Options struct {
 	Drafter    string // file of the drafter; "" looks beside the model, "none" uses none
+	Vision     string // file of the image encoder (mmproj), likewise
+	ImageRows  int    // tokens an image may have; 0 means what suits the model and the device
 	Threads    int    // CPU threads; 0 means all cores
 	Device     string // cpu, cuda:0, or several GPUs: cuda:0,cuda:1; "" takes GPUs that have room, or the processor
 	KV         string // type of cached keys and values: f16 (""), f32, q8_0, q4_1, q4_0, turbo4 or turbo3
@@ -110,6 +120,9 @@ func (o *Options) load() engine.Options {
 		KVValue: o.KVValue,
 		KVDraft: o.KVDraft,
 		Drafter: o.Drafter,
+
+		Vision:    o.Vision,
+		ImageRows: o.ImageRows,
 	}
 }
 

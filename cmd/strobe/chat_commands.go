@@ -45,6 +45,15 @@ func init() { // not in the declaration: /help refers to the list
 			}
 			return say("System message: " + t.system)
 		}},
+		{"/image", "FILE", "show the model an image, with the next message", func(t *talk, arg string) (string, bool, bool, error) {
+			if arg == "" {
+				return fail("/image: name a file")
+			}
+			if err := t.show(arg); err != nil {
+				return fail("%w", err)
+			}
+			return say(fmt.Sprintf("%s with the next message.", count(len(t.images), "image")))
+		}},
 		{"/set", "[NAME VALUE]", "show or change a setting: " + strings.Join(settings, ", "),
 			func(t *talk, arg string) (string, bool, bool, error) {
 				if arg == "" {
@@ -128,8 +137,12 @@ func (t *talk) command(line string) (out string, quit, again bool, err error) {
 	return chatCommands[i].run(t, strings.TrimSpace(arg))
 }
 
-// isCommand reports whether a line is a command. Two slashes begin a message with one.
+// isCommand reports whether a line is a command. Two slashes begin a message with one, and so does a slash that begins
+// the path of an image file, which terminals write when a file is dragged into them.
 func isCommand(line string) (message string, command bool) {
+	if path := draggedImage(line); path != "" {
+		return "/image " + path, true
+	}
 	if strings.HasPrefix(line, "//") {
 		return line[1:], false
 	}

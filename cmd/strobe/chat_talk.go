@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -28,6 +29,7 @@ type talk struct {
 
 	system   string
 	messages []chat.Message // user and assistant in turn
+	images   []chat.Part    // for the next message
 	turns    int
 	total    speculate.Stats
 	last     speculate.Stats
@@ -70,12 +72,33 @@ type turn struct {
 
 // say adds a message of the user and begins the answer. An error leaves the conversation as it was.
 func (t *talk) say(ctx context.Context, text string) (*turn, error) {
-	t.messages = append(t.messages, chat.Message{Role: "user", Content: text})
+	m := chat.Message{Role: "user", Content: text}
+	if len(t.images) > 0 {
+		m.Content = append(slices.Clone(t.images), chat.Part{Type: "text", Text: text})
+	}
+	t.messages = append(t.messages, m)
 	u, err := t.begin(ctx)
 	if err != nil {
 		t.messages = t.messages[:len(t.messages)-1]
+		return u, err
 	}
-	return u, err
+	t.images = nil
+	return u, nil
+}
+
+// show adds an image to the next message.
+func (t *talk) show(path string) error {
+	if t.model().Vision == nil {
+		return engine.ErrNoVision
+	}
+	if t.continues() {
+		return errors.New("images need a model with a chat template")
+	}
+	p, err := imageOf(path)
+	if err == nil {
+		t.images = append(t.images, p)
+	}
+	return err
 }
 
 // retry begins another answer to the last message.

@@ -24,7 +24,8 @@ DIR is a folder with config.json, tokenizer files and *.safetensors, as
 downloaded from the Hugging Face hub. Supported are Llama 2 and 3, Mistral, Qwen2 and 2.5, Qwen3 and
 Qwen3.5/3.6 (dense and mixture of experts), Qwen3-Next and Coder-Next, Gemma 4, its
 assistants, and DFlash and DSpark drafters. Of multimodal checkpoints the text part
-is converted.
+is converted; --mmproj writes the vision tower instead, as the mmproj file that goes
+beside the model (Qwen3.5/3.6, Qwen3-VL and Gemma 4; f32, f16, bf16 or q8_0).
 
 The result is the file llama.cpp's converter would write and runs there, too;
 of drafters two keys are mended that let drafts go wrong.
@@ -42,6 +43,7 @@ Types: ` + typeHelp("auto"),
 		Example: `  strobe convert Qwen3.5-4B/ -o qwen35-4b.gguf
   strobe convert Qwen3.5-4B/ -o qwen35-4b-q4.gguf --type q4_k_m
   strobe convert Qwen3.5-4B/ -o mtp-qwen35-4b.gguf --mtp-only --type q8_0
+  strobe convert Qwen3.5-4B/ -o mmproj-qwen35-4b-f16.gguf --mmproj --type f16
   strobe convert Qwen3.5-27B-DFlash/ -o drafter.gguf --target Qwen3.5-27B/`,
 		Args: positional("DIR"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -50,6 +52,9 @@ Types: ` + typeHelp("auto"),
 			}
 			if opt.NoMTP && opt.MTPOnly {
 				return usagef("convert: --no-mtp and --mtp-only leave nothing to write")
+			}
+			if opt.MMProj && (opt.MTPOnly || opt.Target != "" || opt.NoVocab) {
+				return usagef("convert: --mmproj writes a vision tower, which has neither layers of a drafter nor a tokenizer")
 			}
 			if err := checkMix(opt.Type, "auto"); err != nil {
 				return err
@@ -71,6 +76,7 @@ Types: ` + typeHelp("auto"),
 	f.StringVar(&opt.Target, "target", "", "folder of the target model, for drafters")
 	f.BoolVar(&opt.NoMTP, "no-mtp", false, "leave out multi-token-prediction layers")
 	f.BoolVar(&opt.MTPOnly, "mtp-only", false, "write the multi-token-prediction layers alone, as a drafter for -d")
+	f.BoolVar(&opt.MMProj, "mmproj", false, "write the vision tower alone, as the mmproj file of the model")
 	f.BoolVar(&opt.NoVocab, "no-vocab", false,
 		"leave the tokenizer out of a drafter; Strobe needs only the target's, llama.cpp needs both")
 	f.StringVar(&opt.Pre, "pre", "",

@@ -24,6 +24,7 @@ import (
 
 	"strobe/internal/hub"
 	"strobe/internal/testkit"
+	"strobe/internal/testkit/edit"
 )
 
 // pages are the documents whose commands are run.
@@ -141,6 +142,11 @@ func TestDocCommands(t *testing.T) {
 		}
 	}
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	seeing := filepath.Dir(edit.Golden(t, "qwen35").WithImages(t)) // model.gguf and its image encoder
+	err = os.Rename(filepath.Join(seeing, "mmproj-qwen-small-f32.gguf"), filepath.Join(seeing, "mmproj-F16.gguf"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	total := 0
 	for _, path := range pages(t) {
 		b, err := os.ReadFile(path)
@@ -149,12 +155,15 @@ func TestDocCommands(t *testing.T) {
 		}
 		r := &docRunner{root: testkit.Root(t), dir: t.TempDir(), port: freePort(t)}
 		for name, content := range map[string][]byte{"target.gguf": target, "drafter.gguf": drafter,
-			"target-Q8_0.gguf": target, "keys.txt": []byte("secret\n")} {
+			"target-Q8_0.gguf": target, "keys.txt": []byte("secret\n"), "photo.jpg": testkit.PNG(t, 40, 33, 1)} {
 			if err := os.WriteFile(filepath.Join(r.dir, name), content, 0o666); err != nil {
 				t.Fatal(err)
 			}
 		}
 		if err := os.CopyFS(filepath.Join(r.dir, "checkpoint"), os.DirFS(testkit.Golden(t, "qwen35/hf"))); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.CopyFS(filepath.Join(r.dir, "qwen"), os.DirFS(seeing)); err != nil {
 			t.Fatal(err)
 		}
 		if err := os.CopyFS(filepath.Join(r.dir, "docs"), os.DirFS(filepath.Join(testkit.Root(t), "docs"))); err != nil {

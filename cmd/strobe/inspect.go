@@ -24,15 +24,17 @@ func newInspectCmd() *cobra.Command {
 		Short: "Show what is in a GGUF file and check it",
 		Long: `Show what is in a GGUF file and check it: architecture, sizes, the types of the
 weights, tokenizer and chat template, and whether the file is complete and
-consistent.
+consistent. Of an mmproj file: the image encoder, the models it goes with, and how
+many tokens images of some sizes become.
 
-With --target FILE also whether a drafter fits that model. With --against DIR
+With --target FILE also whether a drafter or an mmproj file fits that model. With --against DIR
 how far every tensor is from the checkpoint (config.json and safetensors) that
 the file should have been made from, and whether its type explains that. The exit
 code is 1 when a check fails.`,
 		Example: `  strobe inspect model.gguf
   strobe inspect model.gguf --tensors
   strobe inspect drafter.gguf --target model.gguf
+  strobe inspect mmproj-F16.gguf
   strobe inspect model.gguf --against Qwen3.5-4B/
   strobe inspect model.gguf --json | jq .model`,
 		Args: positional("FILE"),
@@ -53,7 +55,11 @@ code is 1 when a check fails.`,
 				}
 				defer t.Close()
 				r.Target = target
-				r.checkTarget(f, t)
+				if r.Vision != nil {
+					r.checkVisionTarget(t)
+				} else {
+					r.checkTarget(f, t)
+				}
 			}
 			if against != "" {
 				if t == nil && dflash.Supported(f) {
@@ -90,7 +96,7 @@ code is 1 when a check fails.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&target, "target", "", "GGUF file of the model this drafter should draft for")
+	f.StringVar(&target, "target", "", "GGUF file of the model that a drafter or an mmproj file should go with")
 	f.StringVar(&against, "against", "", "folder of the checkpoint to compare every tensor with")
 	f.BoolVar(&tensors, "tensors", false, "list every tensor")
 	f.BoolVar(&keys, "keys", false, "list every metadata key")
@@ -111,6 +117,9 @@ func (r *report) print(w io.Writer) error {
 		name = "(no name)"
 	}
 	row("model", "%s, architecture %s, %s parameters", name, m.Arch, formatCount(m.Parameters))
+	if r.Vision != nil {
+		r.Vision.print(row)
+	}
 	if m.Layers > 0 {
 		row("shape", "%d layers%s, width %d, context %d", m.Layers, m.layerNote(), m.Width, m.Context)
 	}
@@ -135,10 +144,12 @@ func (r *report) print(w io.Writer) error {
 	}
 	if t := r.Tokenizer; t != nil {
 		row("tokenizer", "%s, %d tokens%s", orText(strings.Trim(t.Model+" "+t.Pre, " "), "none"), t.Size, t.endNote())
-	} else {
+	} else if r.Vision == nil {
 		row("tokenizer", "none in this file")
 	}
-	row("template", "%s", orText(r.Template, "none"))
+	if r.Vision == nil {
+		row("template", "%s", orText(r.Template, "none"))
+	}
 	for i, c := range r.Checks {
 		name := ""
 		if i == 0 {

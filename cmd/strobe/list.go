@@ -21,8 +21,8 @@ func newListCmd() *cobra.Command {
 		Use:     "list",
 		Aliases: []string{"ls"},
 		Short:   "List the models on this machine, or those with a name",
-		Long: `List shows the models and drafters in the cache, by the names that -m, -d and "strobe rm" take, and the drafters
-that were made from checkpoints.
+		Long: `List shows the models, drafters and mmproj files in the cache, by the names that -m, -d and "strobe rm"
+take, and the drafters that were made from checkpoints.
 
 With --known it shows the short names: which model and which drafter they bring together, and how large
 the model is. A file models.toml in the folder that "strobe config" names adds more:
@@ -86,6 +86,8 @@ func fetched(c *hub.Client, x hub.Cached) stored {
 		kind = "checkpoint"
 	case x.Drafter:
 		kind = "drafter"
+	case x.Vision:
+		kind = "mmproj"
 	}
 	return stored{name: x.Ref(), path: x.Path, kind: kind, size: x.Size, since: x.Fetched,
 		remove: func() error { return c.Remove(x) }}
@@ -223,8 +225,8 @@ func newShowCmd() *cobra.Command {
 	return &cobra.Command{
 		Use:   "show NAME",
 		Short: "Show what a name stands for and what is in the model",
-		Long: `Show says which files a name stands for, whether they are on this machine, which drafter goes with them,
-and what "strobe inspect" says of the model. It downloads nothing.`,
+		Long: `Show says which files a name stands for, whether they are on this machine, which drafter and which mmproj
+file go with them, and what "strobe inspect" says of the model. It downloads nothing.`,
 		Example: `  strobe show qwen3.5-4b`,
 		Args:    positional("NAME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -243,10 +245,14 @@ and what "strobe inspect" says of the model. It downloads nothing.`,
 			path := of.file
 			if of.ref != "" {
 				path = ""
+				var vision *hub.Plan
 				if p, err := c.Local(of.ref, false); err == nil {
-					path = p.Path
+					path, vision = p.Path, p.Vision
 				}
 				fmt.Fprintf(out, "model      %s%s\n", of.ref, here(path))
+				if vision != nil {
+					fmt.Fprintf(out, "mmproj     %s:%s\n", vision.Ref.Repo, vision.Ref.File)
+				}
 			}
 			for _, d := range of.drafters {
 				where := d

@@ -22,7 +22,9 @@ type logitsOptions struct {
 	tokens, out, rounds string
 	accept, compare     string
 	hidden              bool
-	batch, steps        int
+	batch, steps, last  int
+	images              []string
+	imageLike           string
 }
 
 func newLogitsCmd() *cobra.Command {
@@ -47,11 +49,18 @@ input, for each START of the list.
 With a layer for multi-token prediction, --steps and --accept, it replays rounds: all ids but the last
 are the prompt, and each round drafts as many tokens as there are steps, verifies them and keeps as
 many as --accept says. It writes "roundI.h_in", "roundI.h_out" [steps, width], "roundI.logits" [steps,
-vocabulary], "roundI.draft" [steps] and "roundI.verify_logits" [steps+1, vocabulary].`,
+vocabulary], "roundI.draft" [steps] and "roundI.verify_logits" [steps+1, vocabulary].
+
+With --image, null among the ids stands for the rows of the next image. Besides "logits" it writes, for image I,
+"embeddings.I" [rows, width], "positions.I" [3, rows], "resized.I" [height, width, 3] and "info.I": width and height of
+the image, those it was resized to, columns and lines of its rows, rows, positions they take, whether there are three
+axes of positions, and whether rows see each other. --image-like chooses between the ways in which the models were
+trained and llama.cpp's, which keeps the aspect ratio between black bars and has other activations.`,
 		Example: `  strobe logits -m model.gguf --tokens ids.json --out out.safetensors --hidden
   strobe logits -m model.gguf --compare reference.safetensors
   strobe logits -m target.gguf -d drafter.gguf --tokens ids.json --rounds 20,23,40 --out out.safetensors
-  strobe logits -m target.gguf --tokens ids.json --steps 4 --accept 2,0,4,1 --out out.safetensors`,
+  strobe logits -m target.gguf --tokens ids.json --steps 4 --accept 2,0,4,1 --out out.safetensors
+  strobe logits -m model.gguf --mmproj mmproj.gguf --image a.png --tokens ids.json --last 4 --out out.safetensors`,
 		Args: positional(),
 		RunE: func(cmd *cobra.Command, _ []string) error { return writeLogits(cmd, &opt) },
 	}
@@ -65,6 +74,9 @@ vocabulary], "roundI.draft" [steps] and "roundI.verify_logits" [steps+1, vocabul
 	f.StringVar(&opt.accept, "accept", "", "comma-separated numbers of tokens that such rounds keep")
 	f.BoolVar(&opt.hidden, "hidden", false, "also write the hidden states of every layer")
 	f.IntVar(&opt.batch, "batch", 64, "tokens per forward pass")
+	f.IntVar(&opt.last, "last", 0, "only write the logits of so many last tokens (default: all)")
+	f.StringArrayVar(&opt.images, "image", nil, "image file, for the next null among the token ids; may be given again")
+	f.StringVar(&opt.imageLike, "image-like", "reference", "how images are read: reference (as the models were trained) or llamacpp")
 	f.Lookup("kv").DefValue, opt.kv = "f32", "f32"
 	return cmd
 }
@@ -81,6 +93,15 @@ func writeLogits(cmd *cobra.Command, opt *logitsOptions) error {
 	}
 	starts, err := parseRounds(opt.rounds)
 	if err != nil {
+		return err
+	}
+	if opt.last < 0 || opt.last > 0 && (opt.hidden || opt.compare != "" || starts != nil || opt.accept != "") {
+		return usagef("--last N: want 0 or more, without --hidden, --compare, --rounds and --accept")
+	}
+	if opt.images != nil && (opt.tokens == "" || opt.hidden || opt.compare != "" || starts != nil || opt.accept != "") {
+		return usagef("--image goes with --tokens and --last, not with --hidden, --compare, --rounds and --accept")
+	}
+	if opt.modelFlags.like, err = imageLike(opt.imageLike); err != nil {
 		return err
 	}
 	var accepted []int
@@ -122,6 +143,13 @@ func writeLogits(cmd *cobra.Command, opt *logitsOptions) error {
 		tensors, err = mtpRounds(m, ids, opt.steps, accepted)
 	case starts != nil:
 		tensors, err = draftLogits(m, ids, starts)
+	case opt.images != nil:
+		tensors, err = imageLogits(cmd, m, ids, opt)
+	case opt.last > 0:
+		var logits []float32
+		if logits, err = tokenLogits(cmd, m.Target, ids, nil, opt); err == nil {
+			tensors = []safetensors.Tensor{floatTensor("logits", logits, len(logits)/m.Target.Vocab, m.Target.Vocab)}
+		}
 	default:
 		tensors, err = targetLogits(cmd, m, ids, opt)
 	}
@@ -155,6 +183,8 @@ func (o *logitsOptions) ids(ref *safetensors.File) (ids []int32, err error) {
 		if ids, err = referenceTokens(o.compare, ref); err == nil && ids == nil {
 			err = usagef("%s says nothing of its tokens: give them with --tokens FILE.json", o.compare)
 		}
+	} else if o.images != nil {
+		ids, err = readImageIDs(o.tokens)
 	} else {
 		ids, err = readIDs(o.tokens)
 	}

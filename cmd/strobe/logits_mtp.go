@@ -91,10 +91,13 @@ func mtpRounds(m *engine.Model, ids []int32, steps int, accepted []int) ([]safet
 	return tensors, nil
 }
 
-func intTensor(name string, v []int32) safetensors.Tensor {
+func intTensor(name string, v []int32, shape ...int) safetensors.Tensor {
 	var data []byte
 	for _, x := range v {
 		data = binary.LittleEndian.AppendUint32(data, uint32(x))
 	}
-	return safetensors.Tensor{Name: name, DType: "I32", Shape: []int{len(v)}, Data: data}
+	if shape == nil {
+		shape = []int{len(v)}
+	}
+	return safetensors.Tensor{Name: name, DType: "I32", Shape: shape, Data: data}
 }

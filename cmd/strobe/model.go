@@ -16,6 +16,7 @@ import (
 	"strobe/internal/gguf"
 	"strobe/internal/sample"
 	"strobe/internal/speculate"
+	pictures "strobe/internal/vision/picture"
 	"strobe/models"
 )
 
@@ -40,6 +41,11 @@ type modelFlags struct {
 	tree           string
 	causal         string
 	mtp            bool
+	mmproj         string
+	mmprojDevice   string
+	noMMProj       bool
+	imageRows      int
+	like           pictures.Like
 	prefill        prefillFlags
 }
 
@@ -59,12 +65,20 @@ func (m *modelFlags) add(cmd *cobra.Command) {
 		"what runs the model: auto (the first GPUs that have room, or the processor), cpu, cuda, cuda:N, cuda:0,cuda:1, vulkan",
 	)
 	f.IntVarP(&m.ctx, "ctx", "c", 0, "context length in tokens (default: the model's)")
+	f.Var(&once{to: &m.mmproj}, "mmproj",
+		"the model's image encoder: a file, or OWNER/REPO:FILE of the hub (default: the file beside the model that has "+
+			"mmproj in its name)")
+	f.BoolVar(&m.noMMProj, "no-mmproj", false, "load no image encoder")
+	f.IntVar(&m.imageRows, "image-max-tokens", 0,
+		"tokens an image may have, unless a request says otherwise (default: what suits model and device)")
 	end := group(f, memoryFlags)
 	f.StringVar(&m.gpuLayers, "gpu-layers", "auto",
 		"layers on GPUs, the others run on the processor: auto (as many as fit) or a number")
 	f.StringVar(&m.cpuExperts, "cpu-experts", "auto",
 		"whose experts the processor keeps: auto (of as few layers as it takes to fit), all, or those of the first N layers")
 	f.Var(&m.gpuMemory, "gpu-memory", "use no more than so much of each GPU's memory, as if it had no more (default: all)")
+	f.StringVar(&m.mmprojDevice, "mmproj-device", "auto",
+		"what runs the image encoder: auto (where the model's output is), cpu, cuda, cuda:N or vulkan:N")
 	f.StringVar(&m.kv, "kv", "f16",
 		"type of cached keys and values: f32, f16, q8_0, q4_1, q4_0, turbo4 or turbo3 (3 bits)")
 	f.StringVar(&m.kvk, "kv-k", "", "type of cached keys (default: as --kv)")
@@ -143,6 +157,19 @@ func (m *modelFlags) options() (engine.Options, error) {
 	opt := engine.Options{
 		Threads: m.threads, Device: m.device, DraftDevice: m.draftDevice, Drafter: m.drafter,
 		KV: m.kv, KVKey: m.kvk, KVValue: m.kvv, KVLayers: m.kvLayers, KVDraft: m.kvDraft, MTP: m.mtp || m.draft == "mtp",
+		Vision: m.mmproj, VisionDevice: m.mmprojDevice, ImageRows: m.imageRows, ImageLike: m.like,
+	}
+	if m.noMMProj {
+		if m.mmproj != "" {
+			return opt, usagef("--mmproj and --no-mmproj exclude each other")
+		}
+		opt.Vision = "none"
+	}
+	if err := device.Check(m.mmprojDevice); err != nil {
+		return opt, usagef("--mmproj-device: %w", err)
+	}
+	if strings.Contains(m.mmprojDevice, ",") {
+		return opt, usagef("--mmproj-device %q: an image encoder has one device", m.mmprojDevice)
 	}
 	for _, kv := range [][4]string{{m.kv, m.kvk, m.kvv, m.kvLayers}, {m.kvDraft}} {
 		if _, err := cache.ParseTypes(kv[0], kv[1], kv[2], kv[3]); err != nil {
@@ -170,7 +197,8 @@ func (m *modelFlags) options() (engine.Options, error) {
 	if strings.Contains(m.draftDevice, ",") {
 		return opt, usagef("--draft-device %q: a drafter has one device", m.draftDevice)
 	}
-	for name, v := range map[string]int{"ctx": m.ctx, "threads": m.threads, "draft-max": m.draftMax} {
+	for name, v := range map[string]int{"ctx": m.ctx, "threads": m.threads, "draft-max": m.draftMax,
+		"image-max-tokens": m.imageRows} {
 		if v < 0 {
 			return opt, usagef("--%s %d: want 0 or more", name, v)
 		}

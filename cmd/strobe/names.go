@@ -97,6 +97,7 @@ type meaning struct {
 	checkpoint string
 	ref        string
 	drafters   []string // that were made for it
+	named      bool     // by a short name, which brings everything that goes with the model
 }
 
 // lookUp says what a name stands for. It asks nobody but the table.
@@ -125,7 +126,7 @@ func lookUp(name string) (meaning, error) {
 			ref, _, _ = strings.Cut(ref, ":")
 			ref += ":" + typ
 		}
-		return meaning{ref: ref, drafters: x.Drafters}, nil
+		return meaning{ref: ref, drafters: x.Drafters, named: true}, nil
 	}
 	r, err := hub.ParseRef(name)
 	if st, serr := os.Stat(name); err != nil && serr == nil && st.IsDir() {
@@ -149,7 +150,11 @@ func lookUp(name string) (meaning, error) {
 }
 
 // local makes what a name of a model stands for a local file.
-func (of meaning) local(cmd *cobra.Command) (path string, err error) {
+func (of meaning) local(cmd *cobra.Command) (path string, err error) { return of.fetch(cmd, false) }
+
+// fetch is local; vision also fetches the image encoder of a model that has to be downloaded by its short name. The
+// encoder lies beside the model then, where it is found when the model is loaded.
+func (of meaning) fetch(cmd *cobra.Command, vision bool) (path string, err error) {
 	switch {
 	case of.file != "":
 		return of.file, nil
@@ -173,7 +178,12 @@ func (of meaning) local(cmd *cobra.Command) (path string, err error) {
 		return "", fmt.Errorf(
 			"%s: a checkpoint and no GGUF file; \"strobe pull\" fetches it and \"strobe convert\" makes one", of.ref)
 	}
-	return pull(cmd, c, p)
+	if path, err = pull(cmd, c, p); err == nil && vision && of.named && p.Vision != nil {
+		if _, verr := pull(cmd, c, p.Vision); verr != nil && cmd.Context().Err() == nil {
+			infof(cmd, "mmproj %s: %s", p.Vision.Ref.File, oneLine(verr))
+		}
+	}
+	return path, err
 }
 
 // fetchDrafter makes a reference to a drafter for the model in the file target a local file.
@@ -227,7 +237,7 @@ func (m *modelFlags) find() error {
 		if of, err = lookUp(m.model); err != nil {
 			return err
 		}
-		if m.model, err = of.local(m.cmd); err != nil {
+		if m.model, err = of.fetch(m.cmd, !m.noMMProj && m.mmproj == ""); err != nil {
 			return err
 		}
 	}
@@ -237,6 +247,15 @@ func (m *modelFlags) find() error {
 			return err
 		}
 		if m.prefill.scorer, err = scorer.local(m.cmd); err != nil {
+			return err
+		}
+	}
+	if m.mmproj != "" {
+		encoder, err := lookUp(m.mmproj)
+		if err != nil {
+			return err
+		}
+		if m.mmproj, err = encoder.local(m.cmd); err != nil {
 			return err
 		}
 	}
@@ -353,7 +372,9 @@ func completeModel(_ *cobra.Command, args []string, _ string) ([]string, cobra.S
 	if c, err := hub.FromEnv(); err == nil {
 		cached, _ := c.List()
 		for i := range cached {
-			names = append(names, cached[i].Ref())
+			if !cached[i].Vision {
+				names = append(names, cached[i].Ref())
+			}
 		}
 	}
 	return names, cobra.ShellCompDirectiveDefault

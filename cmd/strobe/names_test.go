@@ -254,3 +254,48 @@ func TestPs(t *testing.T) {
 		t.Errorf("no server: code %d, %s", code, stderr)
 	}
 }
+
+// TestNamesBringVision: a short name brings the image encoder of the model's repository, which lies beside the model; a
+// reference to a file brings that file.
+func TestNamesBringVision(t *testing.T) {
+	requests := newHub(t, map[string][]byte{
+		"owner/model/tiny-Q4_K_M.gguf": golden(t, "qwen35/model.gguf"),
+		"owner/model/mmproj-F16.gguf":  []byte("eyes"),
+		"owner/model/mmproj-F32.gguf":  []byte("never asked for"),
+	})
+	ownNames(t, "[tiny]\nmodel = \"owner/model\"\n")
+	if code, out, stderr := command(t, "pull", "owner/model"); code != 0 || strings.Contains(out+stderr, "mmproj") {
+		t.Errorf("by repository: code %d, %s %s", code, out, stderr)
+	}
+	if code, out, stderr := command(t, "pull", "tiny"); code != 0 || strings.Count(out, "\n") != 2 ||
+		!strings.HasSuffix(out, "mmproj-F16.gguf\n") {
+		t.Errorf("by name: code %d, %s %s", code, out, stderr)
+	}
+	for args, want := range map[string]string{
+		"list": "owner/model:mmproj-F16.gguf", "list --json": `"kind":"mmproj"`,
+		"show tiny": "mmproj     owner/model:mmproj-F16.gguf",
+	} {
+		if code, out, stderr := command(t, strings.Fields(args)...); code != 0 || !strings.Contains(out, want) {
+			t.Errorf("%s: code %d, %s %s, want %q", args, code, out, stderr, want)
+		}
+	}
+	if code, _, stderr := command(t, "rm", "tiny"); code != 0 || strings.Count(stderr, "deleted ") != 2 {
+		t.Errorf("rm: code %d, %s", code, stderr)
+	}
+	ask := []string{"run", "tiny", "hello", "-n", "2", "--device", "cpu"}
+	if code, _, stderr := command(t, ask...); code != 0 || !strings.Contains(stderr, "owner/model: mmproj-F16.gguf (") {
+		t.Errorf("run: code %d, %s", code, stderr)
+	}
+	c, err := hub.FromEnv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := c.Local("owner/model", false)
+	if err != nil || p.Vision == nil || filepath.Dir(p.Vision.Path) != filepath.Dir(p.Path) {
+		t.Errorf("%+v, %v", p, err)
+	}
+	before := requests.Load()
+	if code, _, stderr := command(t, ask...); code != 0 || requests.Load() != before {
+		t.Errorf("again: code %d, %d requests, %s", code, requests.Load()-before, stderr)
+	}
+}

@@ -16,7 +16,7 @@ func newPullCmd() *cobra.Command {
 		Use:   "pull NAME | OWNER/REPO[:FILE]",
 		Short: "Download a model from the Hugging Face hub",
 		Long: `Download a model from the Hugging Face hub and print its path. A NAME that
-"strobe list --known" shows brings the model's drafter, too.
+"strobe list --known" shows brings the model's drafter and image encoder (mmproj), too.
 
 Without FILE the repository's ` + hub.DefaultType + ` file is fetched, or its only GGUF file;
 where that leaves a choice, the choices are listed. FILE is a file name in the
@@ -31,7 +31,7 @@ file is checked against the hub's hash.
 Environment: HF_TOKEN (access token for private or gated models), HF_HOME or
 HF_HUB_CACHE (where the cache is), HF_ENDPOINT (another hub), HF_HUB_OFFLINE=1
 (use the cache only).`,
-		Example: `  strobe pull qwen3.5-4b                        a model and its drafter
+		Example: `  strobe pull qwen3.5-4b                        a model with its drafter and image encoder
   strobe pull Qwen/Qwen3-0.6B-GGUF              the default file
   strobe pull Qwen/Qwen3-0.6B-GGUF:Q8_0         by type
   strobe inspect "$(strobe pull -q Qwen/Qwen3-0.6B-GGUF:Q8_0)"`,
@@ -61,7 +61,7 @@ HF_HUB_CACHE (where the cache is), HF_ENDPOINT (another hub), HF_HUB_OFFLINE=1
 			if of.ref == args[0] { // one file was asked for
 				refs = refs[:1]
 			}
-			return runPull(cmd, c, refs)
+			return runPull(cmd, c, refs, of.named)
 		},
 	}
 	cmd.Flags().StringVar(&endpoint, "endpoint", "",
@@ -71,9 +71,11 @@ HF_HUB_CACHE (where the cache is), HF_ENDPOINT (another hub), HF_HUB_OFFLINE=1
 	return cmd
 }
 
-// runPull fetches a model and the first of its drafters that the hub has.
-func runPull(cmd *cobra.Command, c *hub.Client, refs []string) error {
+// runPull fetches a model and the first of its drafters that the hub has, and the image encoder beside the model if
+// that is asked for.
+func runPull(cmd *cobra.Command, c *hub.Client, refs []string, vision bool) error {
 	c.Log = func(line string) { infof(cmd, "%s", line) }
+	var eyes *hub.Plan
 	for i, ref := range refs {
 		resolve := c.Resolve
 		if i > 0 {
@@ -87,6 +89,9 @@ func runPull(cmd *cobra.Command, c *hub.Client, refs []string) error {
 		if err != nil {
 			return err
 		}
+		if i == 0 && vision {
+			eyes = plan.Vision
+		}
 		path, err := pull(cmd, c, plan)
 		if err != nil {
 			return err
@@ -96,7 +101,14 @@ func runPull(cmd *cobra.Command, c *hub.Client, refs []string) error {
 			break
 		}
 	}
-	return nil
+	if eyes == nil {
+		return nil
+	}
+	path, err := pull(cmd, c, eyes)
+	if err == nil {
+		fmt.Fprintln(cmd.OutOrStdout(), path)
+	}
+	return err
 }
 
 // pull downloads what was planned and shows how far it is.

@@ -29,6 +29,7 @@ type runOptions struct {
 	verbose      bool
 	stops        []string
 	system       string
+	images       []string
 	schema       string
 	gbnf         string
 	json         bool
@@ -67,6 +68,7 @@ drafts were used, how many tokens each pass yielded. Speculation never changes t
 		"most tokens to generate; 0 is no limit (default: until the model ends or the context is full)")
 	f.BoolVarP(&opt.verbose, "verbose", "v", false, "show what was loaded and what the controller did")
 	f.StringVar(&opt.system, "system", "", "message of the system, before the prompt")
+	f.StringArrayVar(&opt.images, "image", nil, "image file that the prompt is about; may be given again")
 	f.StringVar(&opt.schema, "json-schema", "",
 		"the answer is JSON that fits this schema: JSON text or the name of a file")
 	f.StringVar(&opt.gbnf, "grammar", "", "the answer fits this grammar (GBNF): its text or the name of a file")
@@ -86,6 +88,8 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 		return usagef("--predict %d: want 0 or more", opt.n)
 	case opt.ubatch < 0:
 		return usagef("--ubatch-size %d: want 0 or more", opt.ubatch)
+	case opt.raw && opt.images != nil:
+		return usagef("--raw continues the text as it is; --image belongs to a conversation")
 	case opt.raw && opt.system != "":
 		return usagef("--raw continues the text as it is; --system belongs to a conversation")
 	case opt.schema != "" && opt.gbnf != "":
@@ -119,7 +123,11 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 	if err := opt.tooLong(loaded, text); err != nil {
 		return err
 	}
-	messages := []chat.Message{{Role: "user", Content: text}}
+	content, err := withImages(loaded, text, opt.images)
+	if err != nil {
+		return err
+	}
+	messages := []chat.Message{{Role: "user", Content: content}}
 	if opt.system != "" {
 		messages = append([]chat.Message{{Role: "system", Content: opt.system}}, messages...)
 	}

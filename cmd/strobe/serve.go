@@ -68,6 +68,9 @@ type serveOptions struct {
 	cacheRAM  byteSize
 	cacheDisk byteSize
 
+	imageURLs bool
+	mediaPath string
+
 	maxBody      byteSize
 	maxStored    byteSize
 	storedAge    time.Duration
@@ -185,6 +188,10 @@ the one "strobe config" names.`,
 	f.Var(&opt.cacheRAM, "cache-ram", "bytes of memory for the prefix cache; 0 turns it off (default: half of what is free on the GPU "+
 		"once the model is loaded, or a quarter of the free memory on the CPU)")
 	f.Var(&opt.cacheDisk, "cache-disk", "bytes --cache-dir may take")
+	f.BoolVar(&opt.imageURLs, "image-urls", false,
+		"fetch images that requests name by http and https URLs, from public addresses only")
+	f.StringVar(&opt.mediaPath, "media-path", "",
+		"folder below which requests may name images by file URLs (default: none)")
 	f.Var(&opt.maxBody, "max-body", "bytes of the largest request")
 	f.Var(&opt.maxStored, "responses-memory", "bytes of responses kept for requests that refer to them; 0 keeps none")
 	f.DurationVar(&opt.storedAge, "responses-age", 24*time.Hour, "time they are kept after their last use")
@@ -540,7 +547,12 @@ func (o *serveOptions) config(log *slog.Logger) (cfg server.Config, err error) {
 		MaxBody: int64(o.maxBody), MaxConns: o.maxConns, MaxPerAddress: o.perAddress,
 		WriteTimeout: o.writeTimeout, Drain: o.drain,
 		MaxStored: int64(o.maxStored), StoredAge: o.storedAge, LocalOrigins: isLoopback(o.host),
-		Sampling: o.given, ChangeProps: o.props,
+		Sampling: o.given, ChangeProps: o.props, FetchImages: o.imageURLs, MediaPath: o.mediaPath,
+	}
+	if o.mediaPath != "" {
+		if st, err := os.Stat(o.mediaPath); err != nil || !st.IsDir() {
+			return cfg, usagef("--media-path %s: is not a folder", o.mediaPath)
+		}
 	}
 	if o.maxStored == 0 { // there zero means the default
 		cfg.MaxStored = -1

@@ -21,12 +21,14 @@ func newSynthCmd() *cobra.Command {
 The file loads and runs like the real one, here and in llama.cpp, needs as much
 memory and time, and says nothing sensible: for measuring speed and memory
 without a download. The tokenizer is made up, of the right size, with the real
-special tokens.
+special tokens. Names that end in -mmproj are vision towers, which go beside a
+model and are f16 (the default), f32, bf16 or q8_0.
 
 Shapes: ` + wrapList(synth.Shapes(), 76),
 		Example: `  strobe synth --shape qwen3.5-4b --quant q4_k_m -o big.gguf
   strobe synth --shape qwen3.5-4b-dflash --quant q8_0 -o drafter.gguf
-  strobe synth --shape tiny-qwen35 -o tiny.gguf`,
+  strobe synth --shape tiny-qwen35 -o tiny.gguf
+  strobe synth --shape tiny-qwen35-mmproj -o mmproj-tiny.gguf`,
 		Args: positional(),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
@@ -36,6 +38,9 @@ Shapes: ` + wrapList(synth.Shapes(), 76),
 				return usagef("unknown shape %q; known are %s", shape, strings.Join(synth.Shapes(), ", "))
 			case out == "":
 				return usagef("synth: name the file to write with -o FILE")
+			}
+			if strings.HasSuffix(shape, "-mmproj") && !cmd.Flags().Changed("type") {
+				mix = "f16"
 			}
 			if err := checkMix(mix); err != nil {
 				return err

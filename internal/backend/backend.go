@@ -81,6 +81,7 @@ type Matrix struct {
 	Experts    int // 1 for a plain matrix
 	Data       []byte
 	Scale      []float32 // of the product: none, one, or one per expert
+	Halves     bool      // products may round activations to halves; only rows of products with such matrices agree
 	Forget     func()    // if set, called when the device has a copy of Data, which need not stay in memory then
 }
 
@@ -104,13 +105,15 @@ type Product struct {
 	Y Tensor
 }
 
-// Activation is the non-linearity of a gated feed-forward layer.
+// Activation is the non-linearity of a feed-forward layer.
 type Activation int
 
 // The activations.
 const (
-	SiLU Activation = iota
-	GELU            // tanh form
+	SiLU      Activation = iota
+	GELU                 // tanh form
+	GELUErf              // x/2 * (1 + erf(x/sqrt(2)))
+	QuickGELU            // x * sigmoid(1.702 x)
 )
 
 // AttnParams describes one attention operation.
@@ -280,15 +283,19 @@ type Backend interface {
 	Embed(dst Tensor, w Weight, ids Ints, scale float32) // a negative id stands for row 0
 	MatMul(x Tensor, ps ...Product)
 	RMSNorm(dst, x Tensor, w Vector, eps float32) // w may be nil
+	// LayerNorm subtracts a row's mean, divides by its standard deviation, multiplies by w and adds bias.
+	LayerNorm(dst, x Tensor, w, bias Vector, eps float32)
 	Add(dst, a, b Tensor)
 	AddBias(x Tensor, bias Vector)
 	Scale(dst, a Tensor, s float32)
 	Copy(dst, src Tensor)
 	Gather(dst, src Tensor, rows Ints)
+	Activate(dst, x Tensor, act Activation)     // act(x)
 	Gated(dst, gate, up Tensor, act Activation) // act(gate) * up
 	SigmoidGate(dst, x, gate Tensor)            // x * sigmoid(gate)
 	AddGated(dst, x, gate Tensor)               // dst += sigmoid(gate[row]) * x, gate has one column
 	Softcap(x Tensor, c float32)
+	Clamp(dst, x Tensor, least, most float32) // NaN stays NaN
 	Angles(cos, sin Tensor, pos Ints, inv Vector, mscale float32)
 	RoPE(x Tensor, heads int, cos, sin Tensor) // x: tokens*heads rows; rotates the first 2*cos.Cols columns
 
@@ -377,6 +384,20 @@ type Compiler interface {
 	// Rehearse calls passes, whose steps do not run, and compiles the kernels that they need. Their results are
 	// undefined.
 	Rehearse(passes func() error) error
+}
+
+// HeadPadder is a device whose attention is faster with heads of some sizes.
+type HeadPadder interface {
+	// PadHead is the size to pad heads of dim values to, with zeros.
+	PadHead(dim int) int
+}
+
+// PadHead is the size to pad heads of dim values to for attention on b.
+func PadHead(b Backend, dim int) int {
+	if p, ok := b.(HeadPadder); ok {
+		return p.PadHead(dim)
+	}
+	return dim
 }
 
 // Parker is a device whose weights can leave it for a while.

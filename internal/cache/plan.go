@@ -13,12 +13,15 @@ type Segment struct {
 	Parents []int32 // tree: parent row or -1 for the last committed token; nil for a chain
 	Prompt  bool    // known to be accepted whole
 	Block   []bool  // per group: rows see each other in both directions, as a drafter's block does; nil for none
+	// Images are runs of rows, from and to, that see each other in both directions in layers with a window.
+	Images [][2]int
 }
 
 // Batch is what the layers of one forward pass need to know of the caches.
 type Batch struct {
 	Plans []backend.Plan // per device
 	Pos   []int32        // per row: its position
+	More  [][]int32      // the second and third positions, of rows that have three; nil if all are equal
 	Steps []int          // rows of each step, of a pass over steps
 	segs  []Segment
 }
@@ -52,6 +55,9 @@ func (m *Memory) Begin(segs []Segment) (*Batch, error) {
 				}
 				if s.Block != nil && s.Block[gi] {
 					hi = s.Seq.n + s.Rows
+				}
+				if g.window > 0 {
+					hi = max(hi, s.Seq.n+s.imageEnd(r))
 				}
 				if s.Parents != nil {
 					hi = max(lo, s.Seq.n)
@@ -89,6 +95,16 @@ func (m *Memory) Begin(segs []Segment) (*Batch, error) {
 	return b, nil
 }
 
+// imageEnd is the end of the image that row r belongs to, 0 for none.
+func (s *Segment) imageEnd(r int) int {
+	for _, image := range s.Images {
+		if r >= image[0] && r < image[1] {
+			return image[1]
+		}
+	}
+	return 0
+}
+
 // begin makes room for every segment, or for none.
 func begin(segs []Segment) error {
 	for i := range segs {
@@ -101,6 +117,13 @@ func begin(segs []Segment) error {
 		}
 	}
 	return nil
+}
+
+// Spread gives every row three positions, equal ones so far.
+func (b *Batch) Spread() {
+	for len(b.More) < 2 {
+		b.More = append(b.More, slices.Clone(b.Pos))
+	}
 }
 
 // extend pads a list of extra slots to n rows: rows of chains have none.

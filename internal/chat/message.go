@@ -35,6 +35,7 @@ type Part struct {
 	Type string // "text", "image_url", ...
 	Text string
 	Raw  json.RawMessage // the part as received; nil for one built in Go
+	At   string          // what a client calls the part, for errors; "" means by its place among the messages
 }
 
 // ToolCall is a function the model wants called.

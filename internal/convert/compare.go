@@ -22,6 +22,14 @@ type Difference struct {
 // Compare compares a GGUF file with the checkpoint in dir, tensor by tensor in the order of the file, and reports each.
 // Tensors that only one of them has are reported, too. Of opt it uses what is said about targets.
 func Compare(ctx context.Context, f *gguf.File, dir string, opt Options, report func(Difference)) error {
+	if f.Arch() == clip.name {
+		_, w, b, err := openTower(dir)
+		if err != nil {
+			return err
+		}
+		defer w.Close()
+		return compareAll(ctx, f, b.out, report)
+	}
 	m, w, list, err := openCheckpoint(dir, opt)
 	if err != nil {
 		return err
@@ -38,8 +46,13 @@ func Compare(ctx context.Context, f *gguf.File, dir string, opt Options, report 
 	if err != nil {
 		return err
 	}
+	return compareAll(ctx, f, b.out, report)
+}
+
+// compareAll compares the tensors of a file with those that it should have.
+func compareAll(ctx context.Context, f *gguf.File, want []*outTensor, report func(Difference)) error {
 	from := map[string]*outTensor{}
-	for _, t := range b.out {
+	for _, t := range want {
 		from[t.name] = t
 	}
 	for _, t := range f.Tensors() {
@@ -53,7 +66,7 @@ func Compare(ctx context.Context, f *gguf.File, dir string, opt Options, report 
 		report(d)
 		delete(from, t.Name)
 	}
-	for _, t := range b.out {
+	for _, t := range want {
 		if from[t.name] != nil {
 			report(Difference{Name: t.name, Reason: "is missing from the file"})
 		}

@@ -32,6 +32,8 @@ type Options struct {
 	TargetFile *gguf.File
 	// NoMTP leaves out the NextN layers, MTPOnly everything else that a drafter can do without: the other layers.
 	NoMTP, MTPOnly bool
+	// MMProj converts the vision tower of a multimodal checkpoint instead of its text model: an mmproj file.
+	MMProj bool
 	// NoVocab leaves the tokenizer out of a drafter: the target's file has it.
 	NoVocab bool
 	// Pre overrides the recognised pre-tokenizer.
@@ -65,6 +67,9 @@ func (o *Options) warn(format string, args ...any) {
 
 // HF converts the Hugging Face checkpoint in dir to the GGUF file out.
 func HF(ctx context.Context, dir, out string, opt Options) error {
+	if opt.MMProj {
+		return convertTower(ctx, dir, out, opt)
+	}
 	m, w, list, err := openCheckpoint(dir, opt)
 	if err != nil {
 		return err
@@ -123,7 +128,13 @@ func HF(ctx context.Context, dir, out string, opt Options) error {
 			specs[i].Shape = trimShape(specs[i].Shape)
 		}
 	}
-	plan := Plan{Arch: m.name, Type: mix.Name(), Tensors: len(specs)}
+	return writeFile(ctx, dir, out, Plan{Arch: m.name, Type: mix.Name()}, kvs, specs, b.out, opt)
+}
+
+// writeFile writes a file whose tensors have the types of specs. Of plan it fills in the sizes.
+func writeFile(ctx context.Context, dir, out string, plan Plan, kvs []gguf.KV, specs []gguf.TensorSpec,
+	tensors []*outTensor, opt Options) error {
+	plan.Tensors = len(specs)
 	for _, s := range specs {
 		plan.Bytes += tensorBytes(s)
 	}
@@ -134,8 +145,8 @@ func HF(ctx context.Context, dir, out string, opt Options) error {
 	if opt.Plan != nil {
 		opt.Plan(plan)
 	}
-	for i, t := range b.out {
-		if err := writeSource(ctx, wr, t, types[i], opt.Progress); err != nil {
+	for i, t := range tensors {
+		if err := writeSource(ctx, wr, t, specs[i].Type, opt.Progress); err != nil {
 			wr.Abort()
 			return err
 		}

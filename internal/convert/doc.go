@@ -4,7 +4,8 @@
 // [HF] reads a folder with config.json, tokenizer files and safetensors weights
 // and writes the file llama.cpp's own converter would write: the same keys in
 // the same order, the same tensors with the same bytes, but for the scale of
-// embeddings that drafters for Gemma need and windows that no layer has. [Compare]
+// embeddings that drafters for Gemma need and windows that no layer has; of a
+// multimodal checkpoint it writes the text model or the vision tower. [Compare]
 // compares a file with its checkpoint. [Quantize] does to a GGUF
 // file what llama.cpp's quantiser does. Both stream: weights are memory-mapped,
 // converted a few megabytes at a time on all cores, and written under a
@@ -13,5 +14,6 @@
 //
 // Reading order for newcomers: arch.go (which model is which), keys.go (config
 // to metadata), names.go and tensors.go (weights), vocab.go (tokenizer),
-// metadata.go (names and authorship), stream.go (the pipeline).
+// metadata.go (names and authorship), mmproj.go (vision towers), stream.go (the
+// pipeline).
 package convert

@@ -674,10 +674,14 @@ func (t *outTensor) typeFor(base quant.Type) quant.Type {
 	if t.ids != nil {
 		return quant.I64
 	}
-	if AlwaysF32(t.name, len(t.src.shape)) {
+	return typeOf(t.name, len(t.src.shape), t.src.width(), base)
+}
+
+func typeOf(name string, dims, width int, base quant.Type) quant.Type {
+	switch {
+	case AlwaysF32(name, dims):
 		return quant.F32
-	}
-	if t.src.width()%base.BlockLen() != 0 {
+	case width%base.BlockLen() != 0:
 		return quant.F16
 	}
 	return base

@@ -98,8 +98,12 @@ type Options struct {
 	Context  int               // most tokens of a prompt, the answer included; 0 means no limit here
 	// Continue: an assistant's message at the end is continued (nil and true), or one that is complete.
 	Continue *bool
-	NoTurn   bool            // do not open the assistant's turn
-	Done     <-chan struct{} // ends the work with ErrStopped when it is closed; nil never does
+	NoTurn   bool // do not open the assistant's turn
+	// ImageRows is how many tokens an image may have; 0 leaves it to the image's detail and the model. Fetch gets images
+	// at URLs that are no data URLs; nil refuses them.
+	ImageRows int
+	Fetch     func(url string) ([]byte, error)
+	Done      <-chan struct{} // ends the work with ErrStopped when it is closed; nil never does
 }
 
 // ErrStopped is the error of a prompt that is no longer wanted: Options.Done was closed.
@@ -119,6 +123,7 @@ func stopped(done <-chan struct{}) error {
 type Prompt struct {
 	Text   string
 	Tokens []int32
+	Images []engine.Image // whose rows are among the tokens
 	// Thinking: it ends inside an open block of reasoning.
 	Thinking bool
 	// Shortened is what was left out of it before, and how long that took. Its counts are the scorer's.
@@ -157,6 +162,10 @@ func (f *Format) Prompt(msgs []chat.Message, raw bool, o Options) (*Prompt, erro
 	}
 	var text strings.Builder
 	for i := range msgs {
+		parts, _ := msgs[i].Content.([]chat.Part)
+		if slices.ContainsFunc(parts, func(p chat.Part) bool { return isImage(&p) }) {
+			return nil, fmt.Errorf("images need the chat template of a model; a text that is continued has none")
+		}
 		text.WriteString(msgs[i].Text())
 	}
 	return f.text(text.String(), raw, o)
@@ -178,7 +187,8 @@ func (f *Format) Chat(msgs []chat.Message, o Options) (*Prompt, error) {
 		}
 		shown[role] = true
 	}
-	if msgs, err = textOnly(msgs); err != nil {
+	msgs, images, err := f.takeImages(msgs, &o)
+	if err != nil {
 		return nil, err
 	}
 	system := func(m chat.Message) bool { return m.Role == "system" || m.Role == "developer" }
@@ -214,50 +224,36 @@ func (f *Format) Chat(msgs []chat.Message, o Options) (*Prompt, error) {
 			opt.EnableThinking = &off
 		}
 	}
-	text, plain, err := x.template.RenderMarked(msgs, opt, x.control)
-	if stop := stopped(o.Done); stop != nil {
-		return nil, stop // whatever the template says of it, or found in it
+	tok := f.model.Tokenizer
+	render := func(msgs []chat.Message) (text string, ids []int32, err error) {
+		text, plain, err := x.template.RenderMarked(msgs, opt, x.control)
+		if stop := stopped(o.Done); stop != nil {
+			return "", nil, stop // whatever the template says of it, or found in it
+		}
+		if err != nil {
+			return "", nil, err
+		}
+		plain = append(plain, spoken(text+continued, len(text))...)
+		text += continued
+		return text, encode(tok, text, plain, o.Done), stopped(o.Done)
+	}
+	text, ids, err := render(msgs)
+	if n := len(images.images); n > 0 {
+		if images.tool && (err != nil || f.pads(ids) != n) && !errors.Is(err, ErrStopped) {
+			text, ids, err = render(fromTools(msgs))
+		}
+		if err == nil && f.pads(ids) != n {
+			err = &chat.FieldError{Field: images.fields[0], Msg: "the model's chat template shows no images in such a message"}
+		}
+		if err == nil {
+			ids = images.place(f.model.Vision, ids)
+		}
 	}
 	if err != nil {
 		return nil, err
 	}
-	plain = append(plain, spoken(text+continued, len(text))...)
-	text += continued
-	tok := f.model.Tokenizer
-	return &Prompt{Text: text, Tokens: encode(tok, text, plain, o.Done), Thinking: parse.ThinkingOpen(text),
-		Shortened: short, tok: tok, format: x, tools: o.Tools, whole: o.Whole}, stopped(o.Done)
-}
-
-// textOnly refuses images, sounds and whatever else no model here can read: templates would put a token there that
-// stands for nothing. Results of tools, which a client cannot change, mention them instead.
-func textOnly(msgs []chat.Message) ([]chat.Message, error) {
-	var out []chat.Message
-	for i, m := range msgs {
-		parts, _ := m.Content.([]chat.Part)
-		var changed []chat.Part
-		for j, p := range parts {
-			switch {
-			case p.IsText():
-				continue
-			case m.Role != "tool":
-				return nil, &chat.FieldError{Field: fmt.Sprintf("messages[%d].content[%d].type", i, j),
-					Msg: fmt.Sprintf("%q is not supported; this model reads text only", p.Type)}
-			case changed == nil:
-				changed = slices.Clone(parts)
-			}
-			changed[j] = chat.Part{Type: "text", Text: Placeholder(p.Type)}
-		}
-		if changed != nil {
-			if out == nil {
-				out = slices.Clone(msgs)
-			}
-			out[i].Content = changed
-		}
-	}
-	if out == nil {
-		return msgs, nil
-	}
-	return out, nil
+	return &Prompt{Text: text, Tokens: ids, Images: images.images, Thinking: parse.ThinkingOpen(text),
+		Shortened: short, tok: tok, format: x, tools: o.Tools, whole: o.Whole}, nil
 }
 
 // Placeholder stands in the result of a tool for a part that the model cannot read.
@@ -339,7 +335,7 @@ func messageSize(m *chat.Message) int {
 
 // Request adds the prompt to a request.
 func (p *Prompt) Request(req engine.Request) engine.Request {
-	req.Tokens = p.Tokens
+	req.Tokens, req.Images = p.Tokens, p.Images
 	if p.Shortened.Changed() {
 		req.Seen = len(p.Tokens) + p.Shortened.Seen - p.Shortened.Kept
 	}

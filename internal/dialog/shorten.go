@@ -78,7 +78,10 @@ func (f *Format) shorten(msgs []chat.Message, o Options) ([]chat.Message, pflash
 			return nil, pflash.Report{}, err
 		}
 		list[i] = pflash.Message{Role: m.Role, Text: m.Text(), More: string(more)}
-		list[i].Fixed = i == len(msgs)-1 && m.Role == "assistant" // it may have to be continued
+		// The last one may have to be continued. A message with an image stays as it is: what is said refers to it.
+		parts, _ := m.Content.([]chat.Part)
+		list[i].Fixed = i == len(msgs)-1 && m.Role == "assistant" ||
+			slices.ContainsFunc(parts, func(p chat.Part) bool { return !p.IsText() })
 	}
 	ctx, cancel := waiting(o.Done)
 	defer cancel()

@@ -53,6 +53,9 @@ func (l *loop) mark(j *job) {
 	if most := l.cache.keeps(end); most < end {
 		marks = append(slices.DeleteFunc(marks, func(m int) bool { return m > most }), most)
 	}
+	for i, m := range marks {
+		marks[i] = beforeImage(req.Tokens, m)
+	}
 	slices.Sort(marks)
 	// Walking back from the end keeps the later one of two that are close.
 	next := end + markGap
@@ -83,7 +86,7 @@ func (l *loop) checkpoint(j *job) {
 		return
 	}
 	// At its end the whole sequence is kept, without a copy.
-	if !due || at == j.kept || at > end || j.last && j.stream.Done() {
+	if !due || at == j.kept || at > end || j.last && j.stream.Done() || insideImage(j.g.req.Tokens, at) {
 		return
 	}
 	_ = l.r.Sync(j.stream) // an error leaves a drafter behind; its memory is not kept then
@@ -117,6 +120,9 @@ func (l *loop) keepWhole(j *job) {
 	if j.stream != nil {
 		_ = l.r.Sync(j.stream) // as at a checkpoint
 	}
+	if insideImage(j.g.req.Tokens, n) { // of no use to any text
+		return
+	}
 	tokens := slices.Concat(j.g.req.Tokens, j.tokens)[:n]
 	e := &entry{text: text{j.g.salt, tokens}, seq: j.seq, drafts: j.drafts.take(n)}
 	j.seq = nil
@@ -137,7 +143,7 @@ func (l *loop) follows(g *Generation) bool {
 			continue
 		}
 		n := min(j.g.text().common(g.text()), len(g.req.Tokens)-1, l.cache.keeps(len(j.g.req.Tokens)))
-		if n < markGap {
+		if n = beforeImage(g.req.Tokens, n); n < markGap {
 			continue
 		}
 		if have < 0 {

@@ -200,7 +200,7 @@ func (d *disk) readHeader(path string) (*diskFile, error) {
 func (d *disk) find(prompt text, want set) (best *diskFile, n int) {
 	most := 0
 	for _, f := range d.files {
-		k := min(f.common(prompt), len(prompt.tokens)-1)
+		k := beforeImage(prompt.tokens, min(f.common(prompt), len(prompt.tokens)-1))
 		if saves := f.drafts.worth(k, want); saves > most && (k == len(f.tokens) || d.cuttable(len(f.tokens))) {
 			best, n, most = f, k, saves
 		}

@@ -151,10 +151,8 @@ func (e *Engine) check(req *Request) error {
 	if len(req.Tokens) >= limit {
 		return &ContextError{Prompt: len(req.Tokens), Context: e.cfg.Context}
 	}
-	for _, id := range req.Tokens {
-		if id < 0 || int(id) >= e.model.Target.Vocab {
-			return fmt.Errorf("token id %d is outside the vocabulary of %d", id, e.model.Target.Vocab)
-		}
+	if err := e.checkTokens(req); err != nil {
+		return err
 	}
 	if s := req.Slot; s != nil && (*s < 0 || *s >= e.cfg.Parallel) {
 		return &SlotError{*s, e.cfg.Parallel}
@@ -166,6 +164,38 @@ func (e *Engine) check(req *Request) error {
 		return err
 	}
 	return req.Params.Validate()
+}
+
+// checkTokens makes sure that tokens are in the vocabulary or stand for the rows of the request's images.
+func (e *Engine) checkTokens(req *Request) error {
+	at := 0
+	text := func(to int) error {
+		for _, id := range req.Tokens[at:to] {
+			if id < 0 || int(id) >= e.model.Target.Vocab {
+				return fmt.Errorf("token id %d is outside the vocabulary of %d", id, e.model.Target.Vocab)
+			}
+		}
+		return nil
+	}
+	for i := range req.Images {
+		p := &req.Images[i]
+		end := p.At + p.Len()
+		switch {
+		case e.model.Vision == nil:
+			return ErrNoVision
+		case e.model.window > 0:
+			return fmt.Errorf("%w: images with --decode-window, which would hide parts of them", ErrUnsupported)
+		case e.model.Target.Mutual && p.Len() > model.MaxMutual:
+			return fmt.Errorf("an image of %d rows; this model takes at most %d", p.Len(), model.MaxMutual)
+		case p.At < at || end > len(req.Tokens) || !slices.Equal(p.IDs(nil), req.Tokens[p.At:end]):
+			return fmt.Errorf("image %d is not at token %d of the prompt", i+1, p.At)
+		}
+		if err := text(p.At); err != nil {
+			return err
+		}
+		at = end
+	}
+	return text(len(req.Tokens))
 }
 
 func (e *Engine) enqueue(g *Generation) error {

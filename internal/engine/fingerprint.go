@@ -21,7 +21,9 @@ func (m *Model) Fingerprint() string {
 	io.WriteString(h, describe(m.Runner))
 	fmt.Fprintf(h, "lossy %s\n", m.lossy)
 	for _, f := range m.files {
-		hashFile(h, f)
+		if m.Vision == nil || f != m.Vision.file { // the tokens of images say which encoder made them
+			hashFile(h, f)
+		}
 	}
 	return hex.EncodeToString(h.Sum(nil)[:16])
 }

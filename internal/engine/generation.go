@@ -51,6 +51,7 @@ type State struct {
 	Processed int // of them, run or found in the cache
 	Cached    int // of them, found in the cache
 	Generated int
+	Encoding  int // per cent of the image that is being encoded; 0 without one
 }
 
 func newGeneration(ctx context.Context, req Request) *Generation {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"strobe/internal/cache"
+	"strobe/internal/model"
 	"strobe/internal/sample"
 	"strobe/internal/speculate"
 )
@@ -45,6 +46,9 @@ type job struct {
 	loading *restore // what the prompt waits for, nil when it can run
 	paused  bool     // it gave its memory back and begins anew when there is some; see pressure.go
 	again   bool     // it was paused before
+	images  []model.Image
+	waits   *Image                 // the image that is to be encoded before the prompt can run; nil for none
+	rows    map[[32]byte][]float32 // of images that were encoded for it, until its last leg begins
 }
 
 func newJob(m *Model, g *Generation) *job {
@@ -62,7 +66,7 @@ func (j *job) all() []int32 {
 }
 
 // running reports whether the job has memory.
-func (j *job) running() bool { return j.loading == nil && !j.paused }
+func (j *job) running() bool { return j.loading == nil && j.waits == nil && !j.paused }
 
 // prefilling reports whether prompt tokens are left.
 func (j *job) prefilling() bool { return !j.last || j.stream.Prefilling() }
@@ -83,7 +87,7 @@ func (j *job) next(r *speculate.Runner, limit int) error {
 		j.marks = j.marks[1:]
 	}
 	c := speculate.Config{
-		Options: req.Spec, Seq: j.seq, Contexts: j.drafts.forRunner(), Known: all[:at], Prompt: all[at:],
+		Options: req.Spec, Seq: j.seq, Contexts: j.drafts.forRunner(), Known: all[:at], Prompt: all[at:], Images: j.images,
 		Sampler: j.sampler, Context: limit, Max: req.MaxTokens, Emit: j.emit,
 	}
 	if c.Max > 0 {
@@ -369,7 +373,7 @@ func (m *Model) newSampler(req *Request) *guarded {
 		p.LogitBias = bias
 	}
 	s := sample.New(p, m.Target.Vocab)
-	s.Prime(req.Tokens)
+	s.Prime(slices.DeleteFunc(slices.Clone(req.Tokens), func(id int32) bool { return id < 0 })) // images repeat nothing
 	if req.Constraint != nil {
 		s.SetConstraint(req.Constraint)
 	}

@@ -47,6 +47,7 @@ import (
 	"strobe/internal/sample"
 	"strobe/internal/speculate"
 	"strobe/internal/tokenizer"
+	"strobe/internal/vision/picture"
 )
 
 // Options says how to load a model. The zero value uses all cores, an F16 cache and the drafter
@@ -100,6 +101,13 @@ type Options struct {
 	// and less than a tenth of it is free.
 	NoPark bool
 	open   func(name string, opt device.Options) (backend.Backend, error) // device.Open, but in tests
+	// Vision is the file of the image encoder (mmproj). "" looks beside the target, "none" uses none. VisionDevice runs
+	// it; "" and "auto" mean the one that has the target's output.
+	Vision, VisionDevice string
+	// ImageRows is how many rows an image has at most, unless a request says otherwise; 0 means what suits the model and
+	// the device. ImageLike says whose way of reading images is followed where programs differ.
+	ImageRows int
+	ImageLike picture.Like
 	// Template is the chat template to use instead of the file's; "" leaves that.
 	Template string
 }
@@ -114,6 +122,7 @@ type Model struct {
 	Template  string          // chat template, "" for none
 	Sampling  sample.Defaults // what its makers recommend
 	Prefill   *pflash.Prefill // shortens prompts; nil if they are left as they are
+	Vision    *Vision         // reads images; nil if the model does not
 
 	Path, DrafterPath string
 	Phases            []LoadPhase    // of loading, in their order
@@ -282,6 +291,15 @@ func (m *Model) load(src Source, opt Options) error {
 		return err
 	}
 	phase("drafters")
+	if err := m.loadVision(opt); err != nil {
+		return err
+	}
+	if m.Vision != nil {
+		if m.MTP != nil {
+			m.MTP.SeeImages()
+		}
+		phase("vision")
+	}
 	if m.Runner, err = m.newRunner(); err != nil {
 		return err
 	}

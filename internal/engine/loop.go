@@ -27,7 +27,8 @@ type loop struct {
 	disk     *disk     // nil without a folder
 	restores []*restore
 	embeds   []*embedding
-	soon     []*entry // to be on disk soon
+	encoding *encoding // the image that is being encoded; nil for none
+	soon     []*entry  // to be on disk soon
 	steps    int64
 	pace     pace
 	defects  int   // panics since the last step that went well
@@ -107,6 +108,7 @@ func (l *loop) turn() (busy bool, err error) {
 	l.dropEnded()
 	l.resume()
 	restored := l.restoreStep()
+	encoded := l.encodeStep()
 	stepped, err := l.step()
 	if err != nil {
 		return true, err
@@ -117,7 +119,7 @@ func (l *loop) turn() (busy bool, err error) {
 	}
 	saved := l.saveStep()
 	l.publish()
-	return restored || stepped || embedded || saved, nil
+	return restored || encoded || stepped || embedded || saved, nil
 }
 
 // errDefect is what a panic becomes.
@@ -262,6 +264,18 @@ func (l *loop) begin(j *job) {
 	j.g.update(func(s *State) {
 		s.Phase, s.Slot, s.Cached, s.Processed = PhasePrompt, j.slot, j.cached, min(j.kept, len(j.g.req.Tokens))
 	})
+	l.proceed(j)
+}
+
+// proceed gives a job its next stream if all images are encoded that it needs for its prompt.
+func (l *loop) proceed(j *job) {
+	if len(j.g.req.Images) > 0 {
+		if j.images, j.waits = j.forTarget(l.m.Vision, j.seq.Len()); j.waits != nil {
+			return
+		}
+		j.rows = nil
+		j.g.update(func(s *State) { s.Encoding = 0 })
+	}
 	if err := j.next(l.r, l.e.cfg.Context); err != nil {
 		l.end(j, ReasonError, err)
 	}
@@ -457,6 +471,11 @@ func (l *loop) settle(j *job) {
 		j.g.progress()
 	}
 	l.checkpoint(j)
+	if !j.prefilling() {
+		for i := range j.images {
+			j.images[i].Rows = nil // no later leg reads them
+		}
+	}
 	if !j.stream.Done() {
 		return
 	}
@@ -562,6 +581,7 @@ func (l *loop) close() {
 	for _, c := range l.embeds {
 		c.finish(nil, ErrClosed)
 	}
+	l.stopEncoding()
 	if l.disk != nil {
 		if l.cache != nil {
 			l.saveAll()

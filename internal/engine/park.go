@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"strobe/internal/device"
+	"strobe/internal/nn"
 )
 
 // Drafters give the memory of their weights back when little is left on their device: while nobody generates, which is
@@ -15,13 +16,19 @@ import (
 // park gives back what drafters have on devices where little is left, and reports whether that was anything. Say is
 // told of each.
 func (m *Model) park(say func(drafter string, bytes int, took time.Duration)) (any bool) {
-	for _, d := range m.Drafters() {
-		if w := d.Weights(); !m.noPark && slices.ContainsFunc(w.Devices(), device.Tight) {
+	try := func(name string, w *nn.Weights) {
+		if !m.noPark && slices.ContainsFunc(w.Devices(), device.Tight) {
 			began := time.Now()
 			bytes := w.Park()
-			say(d.Name(), bytes, time.Since(began))
+			say(name, bytes, time.Since(began))
 			any = true
 		}
+	}
+	for _, d := range m.Drafters() {
+		try(d.Name(), d.Weights())
+	}
+	if m.Vision != nil && !m.Vision.busy {
+		try("for images", m.Vision.enc.Weights())
 	}
 	return any
 }

@@ -76,6 +76,7 @@ func (m *Model) place(src Source, opt Options, mo *model.Options) ([]backend.Bac
 		if n.dense == nil {
 			draft := device.Names(opt.DraftDevice)
 			n = needs(b, src, draft == nil || draft[0] == names[len(names)-1])
+			n.rest += visionBytes(b, src.Target, opt, names[len(names)-1])
 			n.beside = beside(b, src, opt, free)
 		}
 		same := 0 // a GPU that is named twice has its memory once
@@ -152,7 +153,7 @@ func (m *Model) deviceMemory() []DeviceMemory {
 // need is the memory that a model's weights take on a GPU.
 type need struct {
 	dense, experts []int // of each layer
-	rest           int   // what every division has on the last GPU: the output, the drafter
+	rest           int   // what every division has on the last GPU: the output, the drafter, the image encoder
 	beside         int   // what each GPU needs beside weights
 }
 
@@ -206,6 +207,26 @@ func needs(b backend.Backend, src Source, drafter bool) need {
 		n.rest += fileBytes(b, src.Drafter)
 	}
 	return n
+}
+
+// visionBytes is what the weights of the image encoder would take on a device, if it is to lie on the last one.
+func visionBytes(b backend.Backend, target *gguf.File, opt Options, last string) int {
+	if names := device.Names(opt.VisionDevice); names != nil && names[0] != last {
+		return 0
+	}
+	path := opt.Vision
+	if path == "" {
+		path = FindVision(target.Path(), target)
+	}
+	if path == "" || path == "none" {
+		return 0
+	}
+	f, err := gguf.Open(path)
+	if err != nil {
+		return 0 // which is said when it is loaded
+	}
+	defer f.Close()
+	return fileBytes(b, f)
 }
 
 // fileBytes is what all weights of a file would take on a device.

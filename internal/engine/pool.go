@@ -49,6 +49,7 @@ type ModelInfo struct {
 	Name     string // what requests say
 	Path     string
 	Drafter  string // path of the drafter, "" for none
+	Vision   string // path of the image encoder, "" for none
 	Arch     string
 	Size     int64 // bytes of the files
 	Context  int   // most tokens of a sequence

@@ -119,6 +119,7 @@ func (e *entry) bytes() int64 {
 
 // shorten cuts an entry to its first n tokens, if it can be cut there and that many are worth keeping.
 func (e *entry) shorten(n int) bool {
+	n = beforeImage(e.tokens, n)
 	if n < minReuse || n >= len(e.tokens) || !e.serves(n) {
 		return false
 	}
@@ -134,7 +135,7 @@ func (e *entry) shorten(n int) bool {
 func (c *prefixes) find(prompt text, want set) (best *entry, n int) {
 	most := minReuse
 	for _, e := range c.entries {
-		k := min(e.common(prompt), len(prompt.tokens)-1)
+		k := beforeImage(prompt.tokens, min(e.common(prompt), len(prompt.tokens)-1))
 		if saves := e.drafts.sources().worth(k, want); saves >= most && e.serves(k) {
 			best, n, most = e, k, saves
 		}
@@ -285,13 +286,11 @@ func (e *entry) close() {
 	e.drafts.close()
 }
 
-// common is the number of tokens two sequences begin with.
+// common is the number of tokens two sequences begin with. It ends before an image that one of them has a part of only.
 func common(a, b []int32) int {
-	n := min(len(a), len(b))
-	for i := range n {
-		if a[i] != b[i] {
-			return i
-		}
+	n := 0
+	for n < min(len(a), len(b)) && a[n] == b[n] {
+		n++
 	}
-	return n
+	return min(beforeImage(a, n), beforeImage(b, n))
 }

@@ -12,6 +12,7 @@ import (
 // Request asks for a generation. Only Tokens is required.
 type Request struct {
 	Tokens []int32       // the whole prompt, at least one token; the engine does not change it
+	Images []Image       // of the prompt, in order: those whose IDs are among Tokens
 	Params sample.Params // zero is greedy; Params.Seed is a seed like any other, also 0
 	// Constraint limits the tokens that may come next. It is called on the engine's goroutine, one
 	// token after the other, and belongs to this request alone. A panic in it fails the request only.
@@ -131,6 +132,8 @@ var (
 	ErrClosed      = errors.New("the engine is closed")
 	ErrUnsupported = errors.New("the model does not support this")
 	ErrEmptyPrompt = errors.New("the prompt is empty")
+	ErrNoVision    = errors.New("this model reads text only: it was loaded without an image encoder (an mmproj file " +
+		"beside it, or --mmproj FILE)")
 	// ErrNotFinite ends generations: weights are damaged, or a sum was too large for its type.
 	ErrNotFinite = errors.New("the model's output is not a finite number; its file may be damaged")
 )

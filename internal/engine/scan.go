@@ -229,5 +229,15 @@ func (s *scan) describe(f *gguf.File, cfg PoolConfig) error {
 			s.info.Size += st.Size()
 		}
 	}
+	v := cfg.Load.Vision
+	if v == "" {
+		v = FindVision(s.info.Path, f)
+	}
+	if v != "none" && v != "" {
+		s.info.Vision = v
+		if st, err := os.Stat(v); err == nil {
+			s.info.Size += st.Size()
+		}
+	}
 	return nil
 }

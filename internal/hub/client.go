@@ -106,6 +106,8 @@ type Plan struct {
 	// checkpoint.
 	Path   string
 	Folder bool // a checkpoint
+	// Vision is the image encoder (mmproj) that the model's repository has beside it; nil if there is none.
+	Vision *Plan
 }
 
 // Size is the number of bytes of all files.
@@ -188,6 +190,12 @@ func (c *Client) resolve(ctx context.Context, ref string, drafter bool) (*Plan, 
 	p.Path = c.snapshot(r.Repo, commit)
 	if !folder {
 		p.Path = filepath.Join(p.Path, filepath.FromSlash(chosen[0]))
+	}
+	if name := chooseVision(names); name != "" && !drafter && !folder && !IsVision(chosen[0]) && checkPath(name) == nil {
+		v := *p
+		v.Ref.File, v.Files = name, []File{byName[name]}
+		v.Path = filepath.Join(c.snapshot(r.Repo, commit), filepath.FromSlash(name))
+		p.Vision = &v
 	}
 	return p, nil
 }

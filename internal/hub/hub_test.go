@@ -692,6 +692,64 @@ func TestChoose(t *testing.T) {
 	}
 }
 
+func TestChooseVision(t *testing.T) {
+	for files, want := range map[string]string{
+		"m-Q4_K_M.gguf README.md":                                       "",
+		"mmproj-BF16.gguf mmproj-F16.gguf mmproj-F32.gguf m.gguf":       "mmproj-F16.gguf",
+		"mmproj-model-bf16.gguf mmproj-model-Q8_0.gguf":                 "mmproj-model-bf16.gguf",
+		"mmproj-F32.gguf mmproj-Q8_0.gguf":                              "mmproj-Q8_0.gguf",
+		"mmproj-m-IQ4_NL.gguf mmproj-F32.gguf":                          "mmproj-F32.gguf",
+		"sub/MMPROJ-m.gguf m-mmproj.gguf mmproj.txt":                    "sub/MMPROJ-m.gguf",
+		"mmproj-large-F16.gguf mmproj-F16.gguf mmproj-b-large-F16.gguf": "mmproj-F16.gguf",
+	} {
+		if got := chooseVision(strings.Fields(files)); got != want {
+			t.Errorf("%s: %q, want %q", files, got, want)
+		}
+	}
+}
+
+// TestVision: the image encoder of a model's repository is planned with it, lies beside it, and is listed and removed
+// by itself.
+func TestVision(t *testing.T) {
+	h := newHub(t, map[string][]byte{"m-Q4_K_M.gguf": []byte("model"), "dflash-m-Q8_0.gguf": []byte("drafter"),
+		"mmproj-F32.gguf": []byte("large"), "mmproj-F16.gguf": []byte("eyes")})
+	c := h.client()
+	p, err := c.Resolve(t.Context(), "owner/repo")
+	if err != nil || p.Vision == nil || len(p.Files) != 1 {
+		t.Fatalf("%+v, %v", p, err)
+	}
+	for _, plan := range []*Plan{p, p.Vision} {
+		if _, err := c.Pull(t.Context(), plan, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if filepath.Dir(p.Path) != filepath.Dir(p.Vision.Path) || filepath.Base(p.Vision.Path) != "mmproj-F16.gguf" {
+		t.Errorf("%s and %s", p.Path, p.Vision.Path)
+	}
+	if b, err := os.ReadFile(p.Vision.Path); err != nil || string(b) != "eyes" {
+		t.Errorf("%q, %v", b, err)
+	}
+	if d, err := c.ResolveDrafter(t.Context(), "owner/repo"); err != nil || d.Vision != nil {
+		t.Errorf("a drafter: %+v, %v", d, err)
+	}
+	if v, err := c.Resolve(t.Context(), "owner/repo:mmproj-F32.gguf"); err != nil || v.Vision != nil {
+		t.Errorf("an image encoder: %+v, %v", v, err)
+	}
+	if l, err := c.Local("owner/repo", false); err != nil || l.Vision == nil || l.Vision.Path != p.Vision.Path {
+		t.Errorf("local: %+v, %v", l, err)
+	}
+	list, err := c.List()
+	if err != nil || len(list) != 2 || list[0].Vision || !list[1].Vision || list[1].Ref() != "owner/repo:mmproj-F16.gguf" {
+		t.Fatalf("list %+v, %v", list, err)
+	}
+	if err := c.Remove(list[1]); err != nil {
+		t.Fatal(err)
+	}
+	if l, err := c.Local("owner/repo", false); err != nil || l.Vision != nil {
+		t.Errorf("after it was removed: %+v, %v", l, err)
+	}
+}
+
 func TestFromEnv(t *testing.T) {
 	home := t.TempDir()
 	for _, n := range []string{"HF_ENDPOINT", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_CACHE",

@@ -13,7 +13,7 @@ import (
 	"strobe/internal/platform"
 )
 
-// A Cached is a model or a drafter in the cache.
+// A Cached is a model, a drafter or an image encoder in the cache.
 type Cached struct {
 	Repo, Commit string
 	File         string // without the number of a part; empty for a checkpoint folder
@@ -22,6 +22,7 @@ type Cached struct {
 	Size         int64
 	Fetched      time.Time
 	Drafter      bool // by its name
+	Vision       bool // an image encoder, by its name
 	paths        []string
 }
 
@@ -85,7 +86,7 @@ func (c *Client) listCommit(r Ref) (out []Cached) {
 	}
 	add := func(file string, parts []string) {
 		root := c.snapshot(r.Repo, commit)
-		x := Cached{Repo: r.Repo, Commit: commit, File: file, Path: root, Drafter: IsDrafter(file)}
+		x := Cached{Repo: r.Repo, Commit: commit, File: file, Path: root, Drafter: IsDrafter(file), Vision: IsVision(file)}
 		for _, p := range parts {
 			x.Size += sizes[p]
 			x.paths = append(x.paths, filepath.Join(root, filepath.FromSlash(p)))
@@ -102,6 +103,11 @@ func (c *Client) listCommit(r Ref) (out []Cached) {
 	for _, m := range all {
 		slices.Sort(m.parts)
 		add(m.name, m.parts)
+	}
+	for _, name := range names {
+		if IsVision(name) {
+			add(name, []string{name})
+		}
 	}
 	if parts := checkpoint(names); len(all) == 0 && len(parts) > 0 {
 		add("", parts)

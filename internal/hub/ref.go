@@ -1,6 +1,7 @@
 package hub
 
 import (
+	"cmp"
 	"fmt"
 	"path/filepath"
 	"regexp"
@@ -88,6 +89,38 @@ func drafterKind(name string) int {
 	return len(drafterKinds)
 }
 
+// IsVision reports whether a file's name says that it is the image encoder of a model.
+func IsVision(name string) bool {
+	base := strings.ToLower(name[strings.LastIndexByte(name, '/')+1:])
+	return strings.HasPrefix(base, "mmproj") && strings.HasSuffix(base, ".gguf")
+}
+
+// visionTypes are what is fetched of an image encoder, the first one there is. An encoder is small beside its model and
+// runs once for an image, so precision comes before size; float32 has no more of it than checkpoints have.
+var visionTypes = []string{"F16", "BF16", "Q8_0", "F32"}
+
+// chooseVision is the image encoder among the files of a repository, "" if there is none.
+func chooseVision(files []string) string {
+	var all []string
+	for _, f := range files {
+		if IsVision(f) {
+			all = append(all, f)
+		}
+	}
+	if len(all) == 0 {
+		return ""
+	}
+	rank := func(name string) int {
+		if i := slices.IndexFunc(visionTypes, func(t string) bool { return hasType(name, t) }); i >= 0 {
+			return i
+		}
+		return len(visionTypes)
+	}
+	return slices.MinFunc(all, func(a, b string) int {
+		return cmp.Or(rank(a)-rank(b), len(a)-len(b), strings.Compare(a, b))
+	})
+}
+
 // only keeps the models, or the best kind of drafter; everything where there is none of them.
 func only(all []choice, drafter bool) []choice {
 	kinds := []int{len(drafterKinds)}
@@ -118,7 +151,7 @@ func choices(files []string) []choice {
 	index := map[string]int{}
 	for _, f := range files {
 		base := strings.ToLower(f[strings.LastIndexByte(f, '/')+1:])
-		if !strings.HasSuffix(base, ".gguf") || strings.HasPrefix(base, "mmproj") || strings.Contains(base, "imatrix") {
+		if !strings.HasSuffix(base, ".gguf") || IsVision(f) || strings.Contains(base, "imatrix") {
 			continue
 		}
 		name := f

@@ -63,6 +63,7 @@ func newGemma4(l *nn.Loader, m *Model) (arch, error) {
 	if err != nil {
 		return nil, err
 	}
+	m.Mutual = a.pleDim == 0 // E2B and E4B, the sizes with embeddings per layer, read images as they read text
 	kvHeads := l.PerLayer("attention.head_count_kv", m.Layers, a.heads)
 	sharedKV := l.Int("attention.shared_kv_layers", 0)
 	if err := l.Check(nn.Range("attention.shared_kv_layers", sharedKV, 0, m.Layers-1),

@@ -21,10 +21,13 @@ import (
 	"strobe/internal/sample"
 )
 
-// MaxRows is the largest batch Forward takes. GPUs read prompts of models with experts a quarter faster in batches of
-// 1,024 than of 512, since each expert meets more rows; twice as many once more would gain little and double the
-// memory of a batch.
+// MaxRows is the largest batch Forward takes, apart from images whose rows see each other. GPUs read prompts of models
+// with experts a quarter faster in batches of 1,024 than of 512, since each expert meets more rows; twice as many once
+// more would gain little and double the memory of a batch.
 const MaxRows = 1024
+
+// MaxMutual is how many rows of images that see each other a batch has besides: Gemma's largest image.
+const MaxMutual = 1120
 
 // Options configures a model. The zero value keeps keys and values in F16 and everything on one device.
 type Options struct {
@@ -57,6 +60,8 @@ type Config struct {
 	EmbScale  float32 // multiplies token embeddings
 	Softcap   float32 // of the logits; 0 means none
 	Suppress  []int32 // ids that must not be sampled
+	Axes      bool    // rows of images have three positions; see Image
+	Mutual    bool    // rows of an image see each other in layers with a window, so a pass has all of them or none
 }
 
 // Model is a loaded target.
@@ -84,6 +89,8 @@ type Model struct {
 // passKey decides which operations a pass has: its rows, the rows that get logits, and what is read of them.
 type passKey struct {
 	rows, picked int
+	images       int  // rows of images
+	axes         bool // rows have three positions
 	want         sample.Want
 }
 
@@ -309,6 +316,7 @@ type Segment struct {
 	Prompt  bool    // known to be accepted whole, so recurrent layers need no tape
 	Logits  LogitRows
 	Want    sample.Want // how much of its logits is read
+	Images  []Image     // of the sequence up to here, in order; tokens below 0 are their rows
 }
 
 // Output is the result of a pass, valid until the next one.
@@ -406,6 +414,7 @@ func (o *Output) FeatureRow(segment, i int) int { return o.firstRow[segment] + i
 func (m *Model) Forward(segs []Segment) (out *Output, err error) {
 	out = &Output{m: m}
 	var ids, pick []int32
+	var images imageRows
 	parts := make([]cache.Segment, len(segs))
 	for i := range segs {
 		s := &segs[i]
@@ -428,9 +437,14 @@ func (m *Model) Forward(segs []Segment) (out *Output, err error) {
 		out.full = append(out.full, s.Want == sample.WantRow && s.Logits != LogitsNone)
 		ids = append(ids, s.Tokens...)
 		parts[i] = cache.Segment{Seq: s.Seq, Rows: len(s.Tokens), Parents: s.Parents, Prompt: s.Prompt}
+		parts[i].Images = images.add(m, s, out.firstRow[i])
 	}
 	n := len(ids)
-	if n == 0 || n > MaxRows {
+	mutual := 0
+	if m.Mutual {
+		mutual = min(images.count(), MaxMutual)
+	}
+	if n == 0 || n-mutual > MaxRows {
 		return nil, fmt.Errorf("a batch of %d tokens; want 1 to %d", n, MaxRows)
 	}
 	heads := 0
@@ -445,11 +459,14 @@ func (m *Model) Forward(segs []Segment) (out *Output, err error) {
 		return nil, err
 	}
 	defer nn.Catch(&err)
+	m.positions(segs, batch)
 	a := m.arenas[m.place[0]]
 	s := nn.NewStep(a, batch, m.mem, m.place[0], m.eps)
 	s.Sparse = m.sparseFor(segs)
-	key := passKey{a.Pad(n), a.Pad(len(pick)), out.want}
-	_, done := m.passes.Run(s, key, func() (*nn.Step, results) { return m.pass(s, ids, pick, out.want) }, ids, pick)
+	key := passKey{a.Pad(n), a.Pad(len(pick)), a.Pad(images.count()), batch.More != nil, out.want}
+	images.write(m, s, n)
+	_, done := m.passes.Run(s, key, func() (*nn.Step, results) { return m.pass(s, ids, pick, &images, out.want) },
+		ids, pick, images.from)
 	out.Features = done.features
 	if len(pick) > 0 {
 		out.Final, out.Logits = done.final.Slice(0, len(pick)), done.logits.Slice(0, len(pick))
@@ -466,13 +483,18 @@ func (m *Model) Forward(segs []Segment) (out *Output, err error) {
 }
 
 // pass goes through the layers.
-func (m *Model) pass(first *nn.Step, ids, pick []int32, want sample.Want) (*nn.Step, results) {
+func (m *Model) pass(first *nn.Step, ids, pick []int32, images *imageRows, want sample.Want) (*nn.Step, results) {
 	s := &step{Model: m, Step: first, device: m.place[0]}
 	s.Begin()
 	s.ids, s.pick = s.Ints32(ids), s.Ints32(pick)
 	s.x = s.Rows(m.Hidden)
 	s.features = s.Rows(max(1, len(m.capture)) * m.Hidden)
-	s.Embed(s.x, m.embed, s.ids, m.EmbScale)
+	if images.count() == 0 {
+		s.Embed(s.x, m.embed, s.ids, m.EmbScale)
+	} else {
+		s.Embed(images.table.Slice(0, s.N), m.embed, s.ids, m.EmbScale)
+		s.Gather(s.x, images.table, s.Ints32(images.from))
+	}
 	m.arch.begin(s)
 	s.captured(-1)
 	at := s.Mark()
@@ -536,10 +558,15 @@ func (m *Model) checkSegment(s *Segment) error {
 	if len(s.Tokens) == 0 {
 		return fmt.Errorf("a segment without tokens")
 	}
-	for _, id := range s.Tokens {
-		if id < 0 || int(id) >= m.Vocab {
-			return fmt.Errorf("token id %d is outside the vocabulary of %d", id, m.Vocab)
-		}
+	after := 0
+	if len(s.Images) > 0 {
+		after = s.Seq.Len()
+	}
+	if err := m.CheckTokens(s.Tokens, s.Images, after); err != nil {
+		return err
+	}
+	if err := m.checkImages(s, after); err != nil {
+		return err
 	}
 	if s.Parents != nil {
 		if len(s.Parents) != len(s.Tokens) {

@@ -97,8 +97,11 @@ func readQwen35(l *nn.Loader, m *Model) (*qwen35, error) {
 	if err := l.Check(width, nn.Range("rope.dimension_count", rot, 2, a.headDim)); err != nil {
 		return nil, err
 	}
-	textSections(l, rot)
+	axes := ropeAxes(l, rot)
 	a.rope = l.Rope(rot, l.Float("rope.freq_base", 10000), nil)
+	if m.Axes = axes != nil; m.Axes && l.Err == nil {
+		a.rope.Axes(l, func(pair int) int { return axes[pair] })
+	}
 	return a, l.Err
 }
 
@@ -142,29 +145,30 @@ func recurrentLayers(l *nn.Loader, layers int) []bool {
 	return v
 }
 
-// textSections checks that the interleaved multimodal rotary sections are plain ones for text:
-// no pair may take its angle from the fourth position, which text leaves at zero.
-func textSections(l *nn.Loader, dims int) {
+// ropeAxes tells which of the three positions turns each pair of the rotary embedding, nil if there is one position.
+// Sections are interleaved. No pair may be turned by the fourth position, which is always zero.
+func ropeAxes(l *nn.Loader, dims int) (axes []int) {
 	s, ok, err := l.File.Ints(l.Key("rope.dimension_sections"))
 	l.Keep(err)
 	if !ok || err != nil || len(s) < 3 {
-		return
+		return nil
 	}
 	sum := int64(0)
 	for _, v := range s {
 		sum += v
 	}
 	if sum <= 0 {
-		return
+		return nil
 	}
 	for i := range dims / 2 {
 		sec := int64(i) % sum
-		if sec < 3*s[sec%3] {
-			continue
+		if sec >= 3*s[sec%3] {
+			l.Fail("key %s: pair %d of the rotary embedding is not a text position", l.Key("rope.dimension_sections"), i)
+			return nil
 		}
-		l.Fail("key %s: pair %d of the rotary embedding is not a text position", l.Key("rope.dimension_sections"), i)
-		return
+		axes = append(axes, int(sec%3))
 	}
+	return axes
 }
 
 func (a *qwen35) loadAttention(l *nn.Loader, p string, hidden int) *gatedAttention {

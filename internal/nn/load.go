@@ -22,6 +22,7 @@ type Loader struct {
 	Arch    string // prefix of the keys
 	Err     error
 	Bytes   int      // of the bound weights
+	Halves  bool     // products may round activations to halves, see backend.Matrix
 	Weights *Weights // if set, gets the bound matrices, so that they can be parked
 	// Bound, if set, is called with the size of every weight that was bound to a device.
 	Bound func(bytes int)
@@ -227,7 +228,8 @@ func (l *Loader) Bind(t *gguf.Tensor) backend.Weight {
 
 // BindScaled gives a tensor to the backend; scale, if not nil, multiplies its products.
 func (l *Loader) BindScaled(t, scale *gguf.Tensor) backend.Weight {
-	m := backend.Matrix{Name: t.Name, Type: t.Type, Data: t.Data, Cols: t.Shape[0], Rows: 1, Experts: 1, Forget: t.Forget}
+	m := backend.Matrix{Name: t.Name, Type: t.Type, Data: t.Data, Cols: t.Shape[0], Rows: 1, Experts: 1, Halves: l.Halves,
+		Forget: t.Forget}
 	for i, n := range t.Shape[1:] {
 		switch {
 		case i == 0:

@@ -26,7 +26,8 @@ type recorded[R any] struct {
 func (p *Passes[K, R]) Run(s *Step, key K, build func() (*Step, R), ints ...[]int32) (*Step, R) {
 	if pass, ok := p.find(key); ok && s.Sparse == nil {
 		// The positions are the first integers of every step.
-		all := append(make([][]int32, 0, 4), s.batch.Pos)
+		all := append(make([][]int32, 0, 8), s.batch.Pos)
+		all = append(all, s.batch.More...)
 		for _, v := range ints {
 			if len(v) > 0 {
 				all = append(all, v)

@@ -9,8 +9,16 @@ import (
 // Rope is a rotary embedding.
 type Rope struct {
 	inv    []backend.Vector // per device: inverse frequencies [dims/2]
+	axes   [][]axis         // per device: of the three axes of positions; nil if there is one
+	freqs  []float32        // the values of inv
 	mscale float32
 	dims   int // rotated dimensions of a head
+}
+
+// axis is the part of a rotary embedding that one of three positions turns.
+type axis struct {
+	inv  backend.Vector // [dims/2] inverse frequencies; 0 for pairs of other axes
+	less backend.Vector // [dims/2] what makes the cosines of these pairs 0
 }
 
 // RopeFactors reads the divisors of the frequencies of dims dimensions, nil if the file has none.
@@ -45,12 +53,39 @@ func (l *Loader) Rope(dims int, base float32, factors []float32) *Rope {
 		}
 	}
 	l.scaleRope(r, inv, base)
+	r.freqs = inv
 	for _, b := range l.Devices {
 		v, err := b.Vector(inv)
 		l.Keep(err)
 		r.inv = append(r.inv, v)
 	}
 	return r
+}
+
+// Axes gives the rotary embedding three axes of positions, as rows of images have them: of says which one turns each
+// pair.
+func (r *Rope) Axes(l *Loader, of func(pair int) int) {
+	for _, b := range l.Devices {
+		var all []axis
+		for a := range 3 {
+			inv, less := make([]float32, len(r.freqs)), make([]float32, len(r.freqs))
+			for i, f := range r.freqs {
+				if of(i) == a {
+					inv[i] = f
+				} else {
+					less[i] = -r.mscale // the cosine of 0 is 1, times mscale
+				}
+			}
+			var x axis
+			var err error
+			x.inv, err = b.Vector(inv)
+			l.Keep(err)
+			x.less, err = b.Vector(less)
+			l.Keep(err)
+			all = append(all, x)
+		}
+		r.axes = append(r.axes, all)
+	}
 }
 
 // scaleRope applies linear or YaRN context extension.

@@ -15,11 +15,12 @@ type Step struct {
 	batch  *cache.Batch
 	mem    *cache.Memory
 	device int
-	group  int          // number of the first plan
-	pos    backend.Ints // [tokens]
-	angles []angles     // of the rotary embeddings in use
-	split  bool         // the pass has steps on other devices, too
-	open   bool         // the step has begun and not ended; for invariants
+	group  int            // number of the first plan
+	pos    backend.Ints   // [tokens]
+	more   []backend.Ints // [tokens] twice: the other positions of rows that have three; nil for none
+	angles []angles       // of the rotary embeddings in use
+	split  bool           // the pass has steps on other devices, too
+	open   bool           // the step has begun and not ended; for invariants
 
 	Kept   *Kept           // if set, queries and keys are kept
 	Sparse *backend.Sparse // if set, prompts attend to some blocks only, where the device can
@@ -55,6 +56,10 @@ func (s *Step) BeginStep(p *backend.Plan) {
 func (s *Step) Begin() {
 	s.BeginStep(&s.batch.Plans[s.device])
 	s.pos = s.Ints32(s.batch.Pos)
+	s.more = nil
+	for _, v := range s.batch.More {
+		s.more = append(s.more, s.Ints32(v))
+	}
 }
 
 // Take copies a tensor from another device before this step begins. No step may be in progress there.
@@ -156,9 +161,35 @@ func (s *Step) Rotate(x backend.Tensor, heads int, r *Rope) {
 func (s *Step) Angles(ropes ...*Rope) {
 	for _, r := range ropes {
 		a := angles{r, s.Rows(r.dims / 2), s.Rows(r.dims / 2)}
-		s.Backend.Angles(a.cos, a.sin, s.pos, r.inv[s.device], r.mscale)
+		if s.more == nil || r.axes == nil {
+			s.Backend.Angles(a.cos, a.sin, s.pos, r.inv[s.device], r.mscale)
+		} else {
+			s.axes(a)
+		}
 		s.angles = append(s.angles, a)
 	}
+}
+
+// axes computes the angles of rows with three positions. Each pair is turned by one of them: the cosines and sines of
+// the others are 0 and change no bit of the sum, so a row with three equal positions gets the angles of any other text.
+func (s *Step) axes(a angles) {
+	mark := s.Mark()
+	cos, sin := s.Rows(a.cos.Cols), s.Rows(a.cos.Cols)
+	for i, axis := range a.rope.axes[s.device] {
+		c, n, pos := cos, sin, s.pos
+		if i == 0 {
+			c, n = a.cos, a.sin
+		} else {
+			pos = s.more[i-1]
+		}
+		s.Backend.Angles(c, n, pos, axis.inv, a.rope.mscale)
+		s.AddBias(c, axis.less)
+		if i > 0 {
+			s.Add(a.cos, a.cos, c)
+			s.Add(a.sin, a.sin, n)
+		}
+	}
+	s.Release(mark)
 }
 
 // At returns step i of a pass that has several: its rows, their angles and what they see.

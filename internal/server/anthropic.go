@@ -57,6 +57,8 @@ type block struct {
 	ToolUseID string          `json:"tool_use_id,omitempty"`
 	Content   json.RawMessage `json:"content,omitempty"`
 	IsError   bool            `json:"is_error,omitempty"`
+
+	Source *anthropicSource `json:"source,omitempty"` // of an image
 }
 
 // blocks reads a string, which is one block of text, or a list of blocks.
@@ -141,7 +143,7 @@ func (m *anthropicMessage) messages(at string) ([]chat.Message, error) {
 	}
 	var results []chat.Message
 	out := chat.Message{Role: m.Role}
-	var texts []string
+	var said contents
 	for i, b := range list {
 		at := at + ".content" + index(i)
 		switch b.Type {
@@ -149,7 +151,13 @@ func (m *anthropicMessage) messages(at string) ([]chat.Message, error) {
 			if b.Text == nil {
 				return nil, invalid(at+".text", "is missing")
 			}
-			texts = append(texts, *b.Text)
+			said.text(*b.Text)
+		case "image":
+			p, err := b.Source.part(at)
+			if err != nil {
+				return nil, err
+			}
+			said.image(p)
 		case "thinking":
 			if b.Thinking != nil {
 				out.Reasoning += *b.Thinking
@@ -164,43 +172,49 @@ func (m *anthropicMessage) messages(at string) ([]chat.Message, error) {
 			}
 			out.ToolCalls = append(out.ToolCalls, chat.ToolCall{ID: b.ID, Name: b.Name, Arguments: b.Input})
 		case "tool_result":
-			text, err := resultText(b.Content, at+".content")
+			content, err := resultContent(b.Content, at+".content")
 			if err != nil {
 				return nil, err
 			}
-			if b.IsError && !strings.HasPrefix(strings.ToLower(text), "error") {
-				text = "Error: " + text
+			if text, ok := content.(string); ok && b.IsError && !strings.HasPrefix(strings.ToLower(text), "error") {
+				content = "Error: " + text
 			}
-			results = append(results, chat.Message{Role: "tool", Content: text, ToolCallID: b.ToolUseID})
+			results = append(results, chat.Message{Role: "tool", Content: content, ToolCallID: b.ToolUseID})
 		default:
-			return nil, invalid(at+".type", "%q is not supported; this server takes text only", b.Type)
+			return nil, invalid(at+".type", "%q is not supported; this server takes text and images", b.Type)
 		}
 	}
-	if len(texts) > 0 || len(out.ToolCalls) > 0 || out.Reasoning != "" || len(results) == 0 {
-		out.Content = strings.Join(texts, "\n")
+	if len(said.parts) > 0 || len(out.ToolCalls) > 0 || out.Reasoning != "" || len(results) == 0 {
+		out.Content = said.content()
 		results = append(results, out)
 	}
 	return results, nil
 }
 
-// resultText is the text of a tool's result; what is not text is mentioned.
-func resultText(raw json.RawMessage, at string) (string, error) {
+// resultContent is a tool's result; what is neither text nor an image is mentioned.
+func resultContent(raw json.RawMessage, at string) (any, error) {
 	list, err := blocks(raw, at)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	var texts []string
+	var said contents
 	for i, b := range list {
 		switch {
+		case b.Type == "image" && b.Source != nil:
+			p, err := b.Source.part(at + index(i))
+			if err != nil {
+				return nil, err
+			}
+			said.image(p)
 		case b.Type != "text":
-			texts = append(texts, dialog.Placeholder(b.Type))
+			said.text(dialog.Placeholder(b.Type))
 		case b.Text == nil:
-			return "", invalid(at+index(i)+".text", "is missing")
+			return nil, invalid(at+index(i)+".text", "is missing")
 		default:
-			texts = append(texts, *b.Text)
+			said.text(*b.Text)
 		}
 	}
-	return strings.Join(texts, "\n"), nil
+	return said.content(), nil
 }
 
 // tools turns Anthropic's tools into OpenAI's, which templates know.

@@ -28,9 +28,11 @@ type conversation struct {
 	choices  int             // answers to each prompt
 	stream   bool            // the answer is shown while it is generated
 
-	continueLast *bool           // the assistant's last message is continued (nil and true), or is complete
-	keepAlive    *time.Duration  // for how long the model stays loaded afterwards; nil leaves it open
-	done         <-chan struct{} // closed when the answer is no longer wanted; its prompt is incomplete then
+	imageRows    int                          // tokens an image may have; 0 leaves it open
+	fetch        func(string) ([]byte, error) // gets images at URLs; nil refuses them
+	continueLast *bool                        // the assistant's last message is continued (nil and true), or is complete
+	keepAlive    *time.Duration               // for how long the model stays loaded afterwards; nil leaves it open
+	done         <-chan struct{}              // closed when the answer is no longer wanted; its prompt is incomplete then
 	// prompts returns the prompts of a request that has no messages.
 	prompts func(*model) ([]*dialog.Prompt, error)
 }

@@ -175,6 +175,6 @@ func (s *core) prompt(r *http.Request, c *conversation) (*dialog.Prompt, error) 
 		return nil, err
 	}
 	defer l.release()
-	c.done = r.Context().Done()
+	c.done, c.fetch = r.Context().Done(), s.fetch(r.Context())
 	return l.render(c)
 }

@@ -70,7 +70,7 @@ func (s *core) converse(w http.ResponseWriter, r *http.Request, c *conversation,
 	if c.logProbs != nil {
 		x.req.LogProbs, x.req.WantLogProb = *c.logProbs, true
 	}
-	c.done = r.Context().Done()
+	c.done, c.fetch = r.Context().Done(), s.fetch(r.Context())
 	if x.replies, err = m.answers(c, x.req); err != nil {
 		return nil, err
 	}

@@ -81,7 +81,7 @@ func (s *llamaCPP) props(w http.ResponseWriter, r *http.Request) (any, error) {
 		"chat_template_caps": map[string]bool{
 			"supports_tools": v.template.Tools(), "supports_thinking": v.template.Thinking(), "fallback": v.template.Fallback(),
 		},
-		"modalities": map[string]bool{"vision": false, "audio": false},
+		"modalities": map[string]bool{"vision": m.Vision != nil, "audio": false},
 		"bos_token":  v.format.BOS,
 		"eos_token":  v.format.EOS,
 		"model": map[string]any{

@@ -58,7 +58,8 @@ func (l *lease) submit(ctx context.Context, rep *reply) (generation, error) {
 
 // render returns the prompt of a conversation.
 func (m *model) render(c *conversation) (*dialog.Prompt, error) {
-	opt := dialog.Options{Tools: c.tools, Thinking: c.thinking, Extra: c.kwargs, Whole: c.raw, Done: c.done}
+	opt := dialog.Options{Tools: c.tools, Thinking: c.thinking, Extra: c.kwargs, Whole: c.raw, Done: c.done,
+		ImageRows: c.imageRows, Fetch: c.fetch}
 	opt.Context, opt.Continue, opt.NoTurn = m.engine.Config().Context, c.continueLast, c.noTurn
 	if c.choice.none {
 		opt.Tools = nil

@@ -119,10 +119,8 @@ func (q *ollamaRequest) conversation(chatting bool) (*conversation, error) {
 			switch {
 			case m.Role == "":
 				return nil, invalid(at+".role", "is missing")
-			case len(m.Images) > 0 && m.Role == "tool":
-				msg.Content = m.Content + "\n" + dialog.Placeholder("image")
 			case len(m.Images) > 0:
-				return nil, invalid(at+".images", "are not supported; this model reads text only")
+				msg.Content = ollamaContent(m.Content, m.Images, at+".images")
 			}
 			for j, call := range m.ToolCalls {
 				if call.Function.Name == "" {
@@ -140,7 +138,7 @@ func (q *ollamaRequest) conversation(chatting bool) (*conversation, error) {
 			return nil, err
 		}
 	} else {
-		given := map[string]bool{"images": len(q.Images) > 0, "suffix": q.Suffix != "", "template": q.Template != ""}
+		given := map[string]bool{"images": len(q.Images) > 0 && q.Raw, "suffix": q.Suffix != "", "template": q.Template != ""}
 		for name, yes := range given {
 			if yes {
 				return nil, invalid(name, "is not supported")
@@ -149,7 +147,7 @@ func (q *ollamaRequest) conversation(chatting bool) (*conversation, error) {
 		if q.System != "" {
 			c.messages = append(c.messages, chat.Message{Role: "system", Content: q.System})
 		}
-		c.messages = append(c.messages, chat.Message{Role: "user", Content: q.Prompt})
+		c.messages = append(c.messages, chat.Message{Role: "user", Content: ollamaContent(q.Prompt, q.Images, "images")})
 	}
 	f := formatFields{}
 	switch kindOf(q.Format) {

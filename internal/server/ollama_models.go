@@ -113,6 +113,9 @@ func (s *ollama) show(w http.ResponseWriter, r *http.Request, q *ollamaNamed) (a
 	}
 	defer l.release()
 	caps := []string{"completion"}
+	if l.engine.Model().Vision != nil {
+		caps = append(caps, "vision")
+	}
 	if l.template.Tools() {
 		caps = append(caps, "tools")
 	}

@@ -108,7 +108,7 @@ func TestOllamaGenerate(t *testing.T) {
 func TestOllamaErrors(t *testing.T) {
 	f := start(t, options{template: hermesTemplate})
 	for body, want := range map[string]string{
-		`{"messages":[{"role":"user","content":"x","images":["aGk="]}]}`: "messages[0].images: are not " +
+		`{"messages":[{"role":"user","content":"x","images":["aGk="]}]}`: "messages[0].images[0]: images are not " +
 			"supported",
 		`{"messages":[{"content":"x"}]}`:                                                  "messages[0].role: is missing",
 		`{"messages":[{"role":"user","content":"x"}],"format":"xml"}`:                     "format: must be",
@@ -126,7 +126,7 @@ func TestOllamaErrors(t *testing.T) {
 		}
 	}
 	for _, body := range []string{`{"prompt":"x","suffix":"y"}`, `{"prompt":"x","template":"y"}`,
-		`{"prompt":"x","images":["y"]}`} {
+		`{"prompt":"x","raw":true,"images":["y"]}`} {
 		if status, b := f.do("POST", "/api/generate", body); status != http.StatusBadRequest ||
 			!strings.Contains(string(b), "is not supported") {
 			t.Errorf("%s: %d %s", body, status, b)

@@ -29,6 +29,7 @@ type chatRequest struct {
 	TopLogProbs       *int              `json:"top_logprobs"`
 	AddTurn           *bool             `json:"add_generation_prompt"`
 	ContinueLast      *bool             `json:"continue_final_message"`
+	ImageMaxTokens    int               `json:"image_max_tokens"`
 	thinkingFields
 	formatFields
 	refusedFields
@@ -73,6 +74,9 @@ func (q *chatRequest) conversation() (*conversation, error) {
 	}
 	if c.messages, err = decodeMessages(q.Messages); err != nil {
 		return nil, err
+	}
+	if c.imageRows = q.ImageMaxTokens; c.imageRows < 0 {
+		return nil, invalid("image_max_tokens", "must be at least 1")
 	}
 	c.continueLast, c.noTurn = q.ContinueLast, q.AddTurn != nil && !*q.AddTurn
 	if q.ContinueLast != nil && *q.ContinueLast && c.messages[len(c.messages)-1].Role != "assistant" {

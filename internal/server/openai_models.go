@@ -38,6 +38,9 @@ type modelJSON struct {
 	Arch       string `json:"arch,omitempty"`
 	Drafter    string `json:"drafter,omitempty"`
 
+	// Capabilities are llama.cpp's words for what the model does; those with images have "multimodal".
+	Capabilities []string `json:"capabilities,omitempty"`
+
 	Replicas []replicaJSON `json:"replicas,omitempty"` // of a model that lives elsewhere
 }
 
@@ -77,6 +80,9 @@ func (s *openAI) modelEntry(m *engine.ModelInfo, e *engine.Engine) modelJSON {
 		ID: m.Name, OwnedBy: "strobe", Created: s.started.Unix(), MaxModelLen: m.Context,
 		ContextLength: m.Context,
 		State:         string(m.State), Size: m.Size, InUse: m.Users, Arch: m.Arch,
+	}
+	if j.Capabilities = []string{"completion"}; m.Vision != "" {
+		j.Capabilities = append(j.Capabilities, "multimodal")
 	}
 	if m.Drafter != "" {
 		j.Drafter = filepath.Base(m.Drafter) // without its folder

@@ -255,16 +255,20 @@ func inputMessages(items []placedItem) ([]chat.Message, error) {
 		}
 		switch kind {
 		case "message":
-			text, err := itemText(it.Content, at+".content", false)
+			content, err := itemContent(it.Content, at+".content", false)
 			if err != nil {
 				return nil, err
 			}
 			switch it.Role {
 			case "assistant":
+				text, err := itemText(it.Content, at+".content")
+				if err != nil {
+					return nil, err
+				}
 				m := assistant()
 				m.Content = m.Content.(string) + text
 			case "user", "system", "developer":
-				out = append(out, chat.Message{Role: it.Role, Content: text})
+				out = append(out, chat.Message{Role: it.Role, Content: content})
 			default:
 				return nil, invalid(at+".role", "%q is none of user, assistant, system and developer", it.Role)
 			}
@@ -283,11 +287,11 @@ func inputMessages(items []placedItem) ([]chat.Message, error) {
 			name := toolName{it.Namespace, it.Name}.flat()
 			m.ToolCalls = append(m.ToolCalls, chat.ToolCall{ID: it.CallID, Name: name, Arguments: args})
 		case "function_call_output":
-			text, err := itemText(it.Output, at+".output", true)
+			content, err := itemContent(it.Output, at+".output", true)
 			if err != nil {
 				return nil, err
 			}
-			out = append(out, chat.Message{Role: "tool", Content: text, ToolCallID: it.CallID})
+			out = append(out, chat.Message{Role: "tool", Content: content, ToolCallID: it.CallID})
 		case "reasoning":
 			text, err := it.reasoning(at)
 			if err != nil {
@@ -314,7 +318,7 @@ func seal(text string) string { return sealed + base64.StdEncoding.EncodeToStrin
 
 // reasoning is the text of a reasoning item, wherever the client kept it.
 func (it *inputItem) reasoning(at string) (string, error) {
-	text, err := itemText(it.Content, at+".content", false)
+	text, err := itemText(it.Content, at+".content")
 	if err != nil || text != "" {
 		return text, err
 	}
@@ -324,35 +328,52 @@ func (it *inputItem) reasoning(at string) (string, error) {
 		}
 		return "", invalid(at+".encrypted_content", "is damaged")
 	}
-	return itemText(it.Summary, at+".summary", false)
+	return itemText(it.Summary, at+".summary")
 }
 
 // contentPart is an element of a list of contents.
 type contentPart struct {
 	Type string  `json:"type"`
 	Text *string `json:"text"`
+	responseImage
 }
 
-// itemText is the text of a string or of a list of parts. In the result of a tool, what is not text is mentioned.
-func itemText(raw json.RawMessage, at string, result bool) (string, error) {
-	list, err := decodeBlocks(raw, at, func(text *string) contentPart { return contentPart{"text", text} })
-	if err != nil {
-		return "", err
+// itemText is the text of a string or of a list of parts.
+func itemText(raw json.RawMessage, at string) (string, error) {
+	content, err := itemContent(raw, at, false)
+	text, ok := content.(string)
+	if err == nil && !ok {
+		err = invalid(at, "must be text")
 	}
-	var texts []string
+	return text, err
+}
+
+// itemContent is a string or a list of parts. In the result of a tool, what is neither text nor an image is mentioned.
+func itemContent(raw json.RawMessage, at string, result bool) (any, error) {
+	list, err := decodeBlocks(raw, at, func(text *string) contentPart { return contentPart{Type: "text", Text: text} })
+	if err != nil {
+		return nil, err
+	}
+	var said contents
 	for i, b := range list {
 		switch {
 		case slices.Contains([]string{"text", "input_text", "output_text", "reasoning_text", "summary_text"}, b.Type):
 			if b.Text == nil {
-				return "", invalid(at+index(i)+".text", "is missing")
+				return nil, invalid(at+index(i)+".text", "is missing")
 			}
-			texts = append(texts, *b.Text)
+			said.text(*b.Text)
 		case b.Type == "refusal":
+		case b.Type == "input_image" && (b.ImageURL != "" || !result):
+			p, err := b.part(at + index(i))
+			if err != nil {
+				return nil, err
+			}
+			said.image(p)
 		case result:
-			texts = append(texts, dialog.Placeholder(b.Type))
+			said.text(dialog.Placeholder(b.Type))
 		default:
-			return "", invalid(at+index(i)+".type", "%q is not supported; this server takes text only", b.Type)
+			return nil, invalid(at+index(i)+".type", "%q is not supported; this server takes text and images", b.Type)
 		}
 	}
-	return strings.Join(texts, "\n"), nil
+	return said.content(), nil
 }

@@ -32,8 +32,8 @@ func (m *model) prompts(ctx context.Context, name string, raw json.RawMessage) (
 	decode := func(raw json.RawMessage, at string) (*dialog.Prompt, error) {
 		if kindOf(raw) == "object" { // llama.cpp's way to send more than text
 			var o struct {
-				Text *string         `json:"prompt_string"`
-				Data json.RawMessage `json:"multimodal_data"`
+				Text *string  `json:"prompt_string"`
+				Data []string `json:"multimodal_data"`
 			}
 			if err := decodeJSON(raw, at, &o); err != nil {
 				return nil, err
@@ -41,8 +41,8 @@ func (m *model) prompts(ctx context.Context, name string, raw json.RawMessage) (
 			if o.Text == nil {
 				return nil, invalid(at+".prompt_string", "is missing")
 			}
-			if s := string(o.Data); kindOf(o.Data) != "null" && s != "[]" {
-				return nil, invalid(at+".multimodal_data", "is not supported; this server takes text only")
+			if len(o.Data) > 0 {
+				return m.mediaPrompt(ctx, *o.Text, o.Data, at)
 			}
 			return m.textPrompt(*o.Text, ctx.Done())
 		}
@@ -183,6 +183,9 @@ func (m *model) embed(ctx context.Context, input json.RawMessage, dimensions *in
 	for i, in := range inputs {
 		if len(in.Tokens) == 0 {
 			return nil, 0, invalid("input"+index(i), "is empty")
+		}
+		if len(in.Images) > 0 {
+			return nil, 0, invalid("input"+index(i), "has images; embeddings are made of text")
 		}
 		x, err := m.engine.Embed(ctx, in.Tokens)
 		if err != nil {

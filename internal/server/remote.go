@@ -10,6 +10,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -118,6 +119,10 @@ func chatBody(model string, c *conversation, req *engine.Request) ([]byte, error
 // openAIMessage is a message as every OpenAI-compatible server takes it.
 func openAIMessage(m *chat.Message) map[string]any {
 	out := map[string]any{"role": m.Role, "content": m.Text()}
+	parts, _ := m.Content.([]chat.Part)
+	if slices.ContainsFunc(parts, func(p chat.Part) bool { return !p.IsText() }) {
+		out["content"] = parts
+	}
 	if m.Reasoning != "" {
 		out["reasoning_content"] = m.Reasoning
 	}

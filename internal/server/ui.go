@@ -38,7 +38,7 @@ func uiHandler() http.Handler {
 		h.Set("ETag", tag)
 		h.Set("Cache-Control", "no-cache")
 		h.Set("Content-Type", cmp.Or(types[path.Ext(name)], "text/plain; charset=utf-8"))
-		h.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+		h.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
 		h.Set("Referrer-Policy", "no-referrer")
 		if r.Header.Get("If-None-Match") == tag {
 			w.WriteHeader(http.StatusNotModified)

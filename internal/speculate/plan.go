@@ -2,6 +2,7 @@ package speculate
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"strobe/internal/backend"
@@ -72,17 +73,21 @@ func (r *Runner) schedule(streams []*Stream, chunk int) *plan {
 		decode = append(decode, c)
 		by[c] = s
 	}
-	prompt, room := 0, model.MaxRows-len(decode)
+	prompt, room, images := 0, model.MaxRows-len(decode), model.MaxMutual
 	for _, s := range p.live {
 		if !s.Prefilling() {
 			continue
 		}
 		// Every prompt gets at least a token, so that no stream starves.
 		n := max(1, min(len(s.Prompt), chunk-prompt, room-prompt))
+		if r.Target.Mutual {
+			n = s.wholeImages(n, &images)
+		}
 		s.prefilled = n
 		s.nodes.tokens = s.Prompt[:n]
 		prompt += n
 	}
+	p.live = slices.DeleteFunc(p.live, func(s *Stream) bool { return s.Prefilling() && s.prefilled == 0 })
 	p.Round = r.control.Begin(decode, prompt)
 	if len(decode) > 0 {
 		r.draft(p, by)

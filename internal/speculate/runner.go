@@ -43,7 +43,7 @@ type Runner struct {
 
 	// Features wait for the sources until a draft is wanted or there is no room for another pass: projecting many rows
 	// together is cheaper than a few at a time, and those of a stream that ends before are not projected at all.
-	features backend.Tensor // [model.MaxRows, width]
+	features backend.Tensor // [rows of the largest pass, width]
 	waiting  []*Stream      // streams with rows in features
 	used     int            // rows of features in use
 	asked    []bool         // per source: it drafted in the step before
@@ -79,7 +79,11 @@ func NewRunner(target *model.Model, sources ...draft.Source) (*Runner, error) {
 		return nil, err
 	}
 	var err error
-	r.features, err = target.Backend().Alloc(model.MaxRows, r.width)
+	rows := model.MaxRows
+	if target.Mutual {
+		rows += model.MaxMutual
+	}
+	r.features, err = target.Backend().Alloc(rows, r.width)
 	return r, err
 }
 

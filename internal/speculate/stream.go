@@ -3,6 +3,7 @@ package speculate
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"strobe/internal/backend"
 	"strobe/internal/cache"
@@ -72,9 +73,11 @@ type Config struct {
 	Contexts []draft.Context
 	Known    []int32 // tokens already in Seq
 	Prompt   []int32 // tokens to run before generating; at least one
-	Sampler  Sampler
-	Context  int // most tokens in Seq; 0 means the trained context
-	Max      int // most tokens to generate; 0 means as many as the context holds
+	// Images are those of Known and Prompt, in order. Their tokens are below 0; those of Prompt need their rows.
+	Images  []model.Image
+	Sampler Sampler
+	Context int // most tokens in Seq; 0 means the trained context
+	Max     int // most tokens to generate; 0 means as many as the context holds
 	// Observe, if set, gets what each token is sampled from: the target's logits, before the sampler changes them, or a
 	// shortlist of them with its total.
 	Observe func(logits []float32, short *sample.Shortlist)
@@ -143,11 +146,10 @@ func (r *Runner) NewStream(c Config) (*Stream, error) {
 	if n := c.Seq.Len() + len(c.Prompt); n >= limit {
 		return nil, fmt.Errorf("the prompt has %d tokens; the context holds %d", n, limit)
 	}
-	for _, id := range c.Prompt {
-		if id < 0 || int(id) >= r.Target.Vocab {
-			return nil, fmt.Errorf("token id %d is outside the vocabulary of %d", id, r.Target.Vocab)
-		}
+	if err := r.Target.CheckTokens(c.Prompt, c.Images, c.Seq.Len()); err != nil {
+		return nil, err
 	}
+	c.Images = slices.Clone(c.Images)
 	if err := r.Check(c.Draft); err != nil {
 		return nil, err
 	}
@@ -258,7 +260,8 @@ func (s *Stream) Stats() Stats {
 
 // segment is the stream's part of the batch.
 func (s *Stream) segment() model.Segment {
-	g := model.Segment{Seq: s.seq, Tokens: s.nodes.tokens, Parents: s.nodes.parents, Logits: model.LogitsAll}
+	g := model.Segment{Seq: s.seq, Tokens: s.nodes.tokens, Parents: s.nodes.parents, Images: s.Images,
+		Logits: model.LogitsAll}
 	if c, ok := s.Sampler.(chooser); ok {
 		if g.Want = c.Wants(s.runner.Target.Vocab); g.Want > sample.WantRow && s.Observe != nil {
 			g.Want = sample.WantWeighed
@@ -275,6 +278,26 @@ func (s *Stream) segment() model.Segment {
 	return g
 }
 
+// wholeImages is how many of the next n tokens of a prompt can be in one pass if it may not cut images: as many, fewer,
+// or more if the prompt begins with an image. room is how many rows of images the pass still takes; it becomes less. 0
+// means that the image has to wait for another pass.
+func (s *Stream) wholeImages(n int, room *int) int {
+	for i := range s.Images {
+		at, rows := s.Images[i].At-s.seq.Len(), s.Images[i].Len()
+		switch {
+		case at < 0:
+		case at >= n:
+			return n
+		case rows > *room, at > 0 && at+rows > n:
+			return at
+		default:
+			*room -= rows
+			n = max(n, at+rows)
+		}
+	}
+	return n
+}
+
 // verify draws tokens along the path that the guesses allow.
 func (s *Stream) verify(out *model.Output, segment int) {
 	s.path, s.emitted = s.path[:0], 0
@@ -285,6 +308,9 @@ func (s *Stream) verify(out *model.Output, segment int) {
 		s.Prompt = s.Prompt[s.prefilled:]
 		s.stats.Prompt += s.prefilled
 		if len(s.Prompt) == 0 {
+			for i := range s.Images {
+				s.Images[i].Rows = nil // only the places of images matter from now on
+			}
 			if s.left == 0 {
 				s.done = true
 			} else if id := s.sampled(out, segment, 0); id >= 0 {

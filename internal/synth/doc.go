@@ -8,5 +8,5 @@
 // says is noise.
 //
 // Main entry point: [Write]. Shapes are in shapes.go, the tensors they imply in
-// tensors.go, the tokenizer in vocab.go.
+// tensors.go, the tokenizer in vocab.go, vision towers in tower.go.
 package synth

@@ -181,7 +181,7 @@ const (
 	assistantSuffix = "-assistant"
 )
 
-// Shapes lists the names Write knows: targets first, then their drafters.
+// Shapes lists the names Write knows: targets first, then their drafters and vision towers.
 func Shapes() []string {
 	var names []string
 	for _, s := range targets {
@@ -197,6 +197,9 @@ func Shapes() []string {
 	}
 	for _, d := range assistants {
 		names = append(names, d.target+assistantSuffix)
+	}
+	for _, t := range towers {
+		names = append(names, t.target+towerSuffix)
 	}
 	return names
 }

@@ -15,6 +15,7 @@ const (
 	random    fill = iota // zero mean, the tensor's own scale
 	spread                // biases: zero mean, always float32
 	nearOne               // norms and scales
+	constant              // bounds of a vision tower: the scale itself
 	decay                 // rates of the delta-net layers
 	stepBias              // their step sizes
 	taps                  // convolutions: mostly the current token

@@ -21,8 +21,19 @@ const chatML = "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' + m.
 	"}}{%- endfor %}" +
 	"{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
 
-const gemmaTurns = "{{- bos_token }}{%- for m in messages %}{{- '<|turn>' + ('model' if m.role == 'assistant' else " +
-	"m.role) + '\\n' + m.content + '<turn|>\\n' }}{%- endfor %}" +
+// parts is a message's content, which is text or a list of texts and images.
+func parts(image string) string {
+	return "{%- if m.content is string %}{{- m.content }}{%- else %}{%- for p in m.content %}" +
+		"{%- if p.type == 'image' %}{{- '" + image + "' }}{%- else %}{{- p.text }}{%- endif %}{%- endfor %}{%- endif %}"
+}
+
+// chatMLParts is chatML of models that see.
+var chatMLParts = "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}" +
+	parts("<|vision_start|><|image_pad|><|vision_end|>") + "{{- '<|im_end|>\\n' }}{%- endfor %}" +
+	"{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+
+var gemmaTurns = "{{- bos_token }}{%- for m in messages %}{{- '<|turn>' + ('model' if m.role == 'assistant' else " +
+	"m.role) + '\\n' }}" + parts("<|image|>") + "{{- '<turn|>\\n' }}{%- endfor %}" +
 	"{%- if add_generation_prompt %}{{- '<|turn>model\\n' }}{%- endif %}"
 
 // vocabulary is a tokenizer in the making.
@@ -144,11 +155,15 @@ func qwenKeys(size int, pre string) []gguf.KV {
 	case 151936, 152064:
 		first = 151643
 	}
+	template := chatML
+	if pre == "qwen35" {
+		template = chatMLParts
+	}
 	return append(byteLevelVocab(size, first, qwenSpecials, pre),
 		gguf.KV{Key: "tokenizer.ggml.eos_token_id", Value: uint32(first + 2)},
 		gguf.KV{Key: "tokenizer.ggml.padding_token_id", Value: uint32(first)},
 		gguf.KV{Key: "tokenizer.ggml.add_bos_token", Value: false},
-		gguf.KV{Key: "tokenizer.chat_template", Value: chatML})
+		gguf.KV{Key: "tokenizer.chat_template", Value: template})
 }
 
 // llamaKeys is the tokenizer of Llama 3, whose last 256 tokens are special or padding here.
@@ -208,6 +223,9 @@ var gemmaSpecials = map[int]string{
 	258883: "<audio|>", 258884: "<|video|>",
 }
 
+// smallGemmaSpecials are those of them that a small vocabulary has elsewhere.
+var smallGemmaSpecials = map[int]string{5: "<|image>", 6: "<|image|>", 7: "<image|>"}
+
 // gemmaVisible are special tokens that programs read in the output.
 var gemmaVisible = map[int]string{
 	48: "<|tool_call>", 49: "<tool_call|>", 50: "<|tool_response>", 51: "<tool_response|>", 52: `<|"|>`, 100: "<|channel>",
@@ -222,6 +240,9 @@ func gemmaKeys(size int) []gguf.KV {
 	special := func() bool {
 		id := len(v.tokens)
 		if s := gemmaSpecials[id]; s != "" {
+			return v.add(s, control)
+		}
+		if s := smallGemmaSpecials[id]; s != "" && size < 255999 {
 			return v.add(s, control)
 		}
 		if s := gemmaVisible[id]; s != "" {

@@ -24,17 +24,11 @@ type Options struct {
 // name quant.ParseMix knows. The same seed gives the same file. An unfinished
 // file is removed.
 func Write(ctx context.Context, path, shape, mix string, seed uint64, opt Options) error {
-	s, target, err := find(shape)
-	if err != nil {
-		return err
-	}
 	m, err := quant.ParseMix(mix)
 	if err != nil {
 		return err
 	}
-	tensors := s.tensors()
-	quant.SortTensors(tensors, func(t tensor) string { return t.name })
-	kvs, specs, err := s.header(target, tensors, m)
+	kvs, specs, tensors, err := planFile(shape, m)
 	if err != nil {
 		return err
 	}
@@ -57,6 +51,23 @@ func Write(ctx context.Context, path, shape, mix string, seed uint64, opt Option
 		}
 	}
 	return w.Close()
+}
+
+// planFile is the metadata of a file and its tensors with their types.
+func planFile(shape string, m quant.Mix) ([]gguf.KV, []gguf.TensorSpec, []tensor, error) {
+	if t, ok := findTower(shape); ok {
+		tensors := t.tensors()
+		kvs, specs, err := t.header(tensors, m)
+		return kvs, specs, tensors, err
+	}
+	s, target, err := find(shape)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	tensors := s.tensors()
+	quant.SortTensors(tensors, func(t tensor) string { return t.name })
+	kvs, specs, err := s.header(target, tensors, m)
+	return kvs, specs, tensors, err
 }
 
 func rowsOf(shape []int) int {
@@ -218,6 +229,8 @@ func (g *generator) special(t tensor) []float32 {
 		switch t.fill {
 		case spread:
 			out[i] = float32(t.scale * rng.NormFloat64())
+		case constant:
+			out[i] = float32(t.scale)
 		case nearOne:
 			out[i] = float32(t.scale * (1 + 0.05*rng.NormFloat64()))
 		case decay:

@@ -27,6 +27,22 @@ func gelu(x float64) float64 {
 	return x / 2 * (1 + math.Tanh(math.Sqrt(2/math.Pi)*(x+0.044715*x*x*x)))
 }
 
+func geluErf(x float64) float64 { return x / 2 * math.Erfc(-x/math.Sqrt2) }
+
+func quickGELU(x float64) float64 { return x * sigmoid(1.702*x) }
+
+// activations by definition.
+var activations = []struct {
+	name string
+	act  backend.Activation
+	ref  func(x float64) float64
+}{
+	{"SiLU", backend.SiLU, func(x float64) float64 { return x * sigmoid(x) }},
+	{"GELU", backend.GELU, gelu},
+	{"GELUErf", backend.GELUErf, geluErf},
+	{"QuickGELU", backend.QuickGELU, quickGELU},
+}
+
 // each applies f value by value.
 func each(f func(v []float64) float64) func(in [][]float64) []float64 {
 	return func(in [][]float64) []float64 {
@@ -57,6 +73,22 @@ func rmsNorm(x, w []float64, eps float64) []float64 {
 	return out
 }
 
+// layerNorm shifts and scales the row, then its values by w and bias.
+func layerNorm(x, w, bias []float64, eps float64) []float64 {
+	mean, sum := 0.0, 0.0
+	for _, v := range x {
+		mean += v / float64(len(x))
+	}
+	for _, v := range x {
+		sum += (v - mean) * (v - mean)
+	}
+	out := make([]float64, len(x))
+	for c, v := range x {
+		out[c] = (v-mean)/math.Sqrt(sum/float64(len(x))+eps)*w[c] + bias[c]
+	}
+	return out
+}
+
 const (
 	rounding = 1e-7 // one operation in float32
 	function = 2e-6 // a few, or an approximated function
@@ -64,10 +96,8 @@ const (
 
 func denseOps() []dense {
 	weights := func(n int) []float32 { return values("norm", 0, n) }
-	gated := func(act backend.Activation) func(*kit, backend.Tensor, []*area) {
-		return func(k *kit, dst backend.Tensor, in []*area) { k.Gated(dst, in[0].Tensor, in[1].Tensor, act) }
-	}
-	return []dense{
+	biases := func(n int) []float32 { return values("bias", 0, n) }
+	list := []dense{
 		{name: "RMSNorm", ins: []string{"x"}, inPlace: []int{0}, bound: function,
 			do: func(k *kit, dst backend.Tensor, in []*area) {
 				k.RMSNorm(dst, in[0].Tensor, k.vector(weights(dst.Cols)), 1e-5)
@@ -90,12 +120,16 @@ func denseOps() []dense {
 		{name: "Copy", ins: []string{"x"},
 			do:  func(k *kit, dst backend.Tensor, in []*area) { k.Copy(dst, in[0].Tensor) },
 			ref: each(func(v []float64) float64 { return v[0] })},
-		{name: "Gated SiLU", ins: []string{"x", "y"}, inPlace: []int{0, 1}, bound: function, lax: true,
-			do:  gated(backend.SiLU),
-			ref: each(func(v []float64) float64 { return v[0] * sigmoid(v[0]) * v[1] })},
-		{name: "Gated GELU", ins: []string{"x", "y"}, inPlace: []int{0, 1}, bound: function, lax: true,
-			do:  gated(backend.GELU),
-			ref: each(func(v []float64) float64 { return gelu(v[0]) * v[1] })},
+		{name: "LayerNorm", ins: []string{"x"}, inPlace: []int{0}, bound: function,
+			do: func(k *kit, dst backend.Tensor, in []*area) {
+				k.LayerNorm(dst, in[0].Tensor, k.vector(weights(dst.Cols)), k.vector(biases(dst.Cols)), 1e-5)
+			},
+			ref: func(in [][]float64) []float64 {
+				return layerNorm(in[0], wide(weights(len(in[0]))), wide(biases(len(in[0]))), 1e-5)
+			}},
+		{name: "Clamp", ins: []string{"x"}, inPlace: []int{0},
+			do:  func(k *kit, dst backend.Tensor, in []*area) { k.Clamp(dst, in[0].Tensor, -0.5, 0.75) },
+			ref: each(func(v []float64) float64 { return min(max(v[0], -0.5), 0.75) })},
 		{name: "SigmoidGate", ins: []string{"x", "y"}, inPlace: []int{0}, bound: function,
 			do:  func(k *kit, dst backend.Tensor, in []*area) { k.SigmoidGate(dst, in[0].Tensor, in[1].Tensor) },
 			ref: each(func(v []float64) float64 { return v[0] * sigmoid(v[1]) })},
@@ -106,6 +140,18 @@ func denseOps() []dense {
 			do:  func(k *kit, dst backend.Tensor, _ []*area) { k.Softcap(dst, 1.5) },
 			ref: each(func(v []float64) float64 { return 1.5 * math.Tanh(v[0]/1.5) })},
 	}
+	for _, a := range activations {
+		list = append(list,
+			dense{name: "Activate " + a.name, ins: []string{"x"}, inPlace: []int{0}, bound: function, lax: true,
+				do:  func(k *kit, dst backend.Tensor, in []*area) { k.Activate(dst, in[0].Tensor, a.act) },
+				ref: each(func(v []float64) float64 { return a.ref(v[0]) })},
+			dense{name: "Gated " + a.name, ins: []string{"x", "y"}, inPlace: []int{0, 1}, bound: function, lax: true,
+				do: func(k *kit, dst backend.Tensor, in []*area) {
+					k.Gated(dst, in[0].Tensor, in[1].Tensor, a.act)
+				},
+				ref: each(func(v []float64) float64 { return a.ref(v[0]) * v[1] })})
+	}
+	return list
 }
 
 func denseCases() []testCase {

@@ -71,7 +71,22 @@ func productCases(o Options) []testCase {
 			}
 		}})
 	}
-	return append(list, testCase{"MatMul of several weights", severalProducts})
+	return append(list, testCase{"MatMul of several weights", severalProducts}, testCase{"MatMul with halves", halves})
+}
+
+// halfBound is for activations rounded to halves, which have eleven digits.
+const halfBound = 1e-3
+
+// halves: matrices whose products may round activations. Sizes lie on both sides of blocks of 128 rows and 32 columns.
+func halves(s *suite) {
+	k := s.device()
+	for _, typ := range []quant.Type{quant.F16, quant.BF16} {
+		for _, z := range [][2]int{{130, 72}, {5, 8}, {128, 320}, {7, 13}} {
+			m := *k.matrix(typ, 1, z[0], z[1])
+			m.Halves = true
+			k.multiply(&m, halfBound, false)
+		}
+	}
 }
 
 func isFloat(t quant.Type) bool { return t.BlockLen() == 1 }
@@ -79,10 +94,14 @@ func isFloat(t quant.Type) bool { return t.BlockLen() == 1 }
 // product: a batch times one matrix.
 func (k *kit) product(s *suite, typ quant.Type, rows, cols int) {
 	k.Helper()
-	m := k.matrix(typ, 1, rows, cols)
-	w := k.bind(m)
+	k.multiply(k.matrix(typ, 1, rows, cols), s.Product(typ, cols), isFloat(typ))
+}
+
+func (k *kit) multiply(m *matrix, bound float64, strict bool) {
+	k.Helper()
+	w, rows, cols := k.bind(m), m.Rows, m.Cols
 	k.obey(op{
-		items: k.most(), bound: s.Product(typ, cols), strict: isFloat(typ),
+		items: k.most(), bound: bound, strict: strict,
 		run: func(k *kit, items []int, _ int) [][]float32 {
 			x, y := k.input(k.rows("x", items, cols)), k.place(len(items), rows)
 			k.MatMul(x.Tensor, backend.Product{W: w, Y: y.Tensor})

@@ -288,6 +288,12 @@ func (b *Backend) RMSNorm(dst, x backend.Tensor, w backend.Vector, eps float32) 
 	b.rowsOf(x.Rows, x.Cols, func(r int) { vec.RMSNorm(row(dst, r), row(x, r), v, eps) })
 }
 
+// LayerNorm normalises every row to mean 0 and variance 1, then scales and shifts it.
+func (b *Backend) LayerNorm(dst, x backend.Tensor, w, bias backend.Vector, eps float32) {
+	v, s := values(w), values(bias)
+	b.rowsOf(x.Rows, x.Cols, func(r int) { vec.LayerNorm(row(dst, r), row(x, r), v, s, eps) })
+}
+
 // Add adds row by row.
 func (b *Backend) Add(dst, x, y backend.Tensor) {
 	b.rowsOf(dst.Rows, dst.Cols, func(r int) { vec.Add(row(dst, r), row(x, r), row(y, r)) })
@@ -309,12 +315,15 @@ func (b *Backend) Gather(dst, src backend.Tensor, rows backend.Ints) {
 	b.rowsOf(dst.Rows, dst.Cols, func(r int) { copy(row(dst, r), row(src, int(idx[r]))) })
 }
 
+// Activate computes act(x).
+func (b *Backend) Activate(dst, x backend.Tensor, act backend.Activation) {
+	f := [...]func(dst, x []float32){vec.Silu, vec.Gelu, vec.GeluErf, vec.QuickGelu}[act]
+	b.rowsOf(dst.Rows, 8*dst.Cols, func(r int) { f(row(dst, r), row(x, r)) })
+}
+
 // Gated computes act(gate) * up.
 func (b *Backend) Gated(dst, gate, up backend.Tensor, act backend.Activation) {
-	f := vec.SiluMul
-	if act == backend.GELU {
-		f = vec.GeluMul
-	}
+	f := [...]func(dst, gate, up []float32){vec.SiluMul, vec.GeluMul, vec.GeluErfMul, vec.QuickGeluMul}[act]
 	b.rowsOf(dst.Rows, 8*dst.Cols, func(r int) { f(row(dst, r), row(gate, r), row(up, r)) })
 }
 
@@ -339,6 +348,11 @@ func (b *Backend) Softcap(x backend.Tensor, c float32) {
 		v = v[from:min(from+part, len(v))]
 		vec.Softcap(v, v, c)
 	})
+}
+
+// Clamp bounds values to [least, most].
+func (b *Backend) Clamp(dst, x backend.Tensor, least, most float32) {
+	b.rowsOf(dst.Rows, dst.Cols, func(r int) { vec.Clamp(row(dst, r), row(x, r), least, most) })
 }
 
 // Angles computes the cosines and sines of rotary embedding for every position.

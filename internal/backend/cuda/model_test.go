@@ -44,6 +44,11 @@ func TestPrompts(t *testing.T) {
 	s.Prompts(t, targets...)
 }
 
+func TestImages(t *testing.T) {
+	s, _ := suite(t)
+	s.Images(t, modeltest.WithImages...)
+}
+
 func TestPadding(t *testing.T) {
 	s, targets := suite(t, "qwen35", "gemma4e")
 	s.Padding(t, targets...)

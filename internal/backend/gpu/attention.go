@@ -3,6 +3,7 @@ package gpu
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"strobe/internal/backend"
 	"strobe/internal/quant"
@@ -39,7 +40,7 @@ func NewAttention(p Props, heads int, s backend.KVDims) (*Attention, error) {
 	switch dim := s.KeyDim; {
 	case p.NoTensorCores:
 		most = fewAttentionRows
-	case dim != s.ValueDim || !half(s.Key) || !half(s.Value) || dim != 64 && dim != 128 && dim != 256 && dim != 512:
+	case dim != s.ValueDim || !half(s.Key) || !half(s.Value) || !slices.Contains(tensorHeads, dim):
 	case p.Major == 9 && p.Minor == 0 && (dim > 64 || !a.packed()): // few large models have heads of 64
 		a.family, most = flashAttention, 64
 	case a.shared(1, 2) > p.SharedBlock: // 512 dimensions of two types on a small device
@@ -69,6 +70,19 @@ func tensorTiles(dim int) int {
 		return 2
 	}
 	return 4
+}
+
+// tensorHeads are the sizes of heads that tensor cores have kernels for.
+var tensorHeads = []int{64, 128, 256, 512}
+
+// PadHead is the least size of heads that tensor cores have kernels for.
+func (b *Backend) PadHead(dim int) int {
+	for _, n := range tensorHeads {
+		if dim <= n && !b.props.NoTensorCores {
+			return n
+		}
+	}
+	return dim
 }
 
 // form is how a step runs: the kernel, its threads, and the rows (tokens x heads) of a block.

@@ -230,6 +230,7 @@ type weight struct {
 	scale  float32 // of all products
 	scales Addr    // of the products with each expert; 0 for none
 	blocks int     // how many blocks a product is cut over; fixed at the first use
+	halves bool    // tensor cores multiply it with halves
 }
 
 func (w *weight) Rows() int        { return w.WeightLayout.Rows }
@@ -244,9 +245,19 @@ func (w *weight) floats() FloatMatrix {
 	return FloatMatrix{Type: t, W: w.addr, Rows: w.Rows(), Cols: w.Cols(), Scale: w.scale, Scales: w.scales}
 }
 
+// layoutOf chooses the layout of a matrix, and whether tensor cores multiply it with halves.
+func (b *Backend) layoutOf(m backend.Matrix) (l WeightLayout, halves bool, err error) {
+	l, err = LayoutOf(m.Type, m.Rows, m.Cols, m.Experts, len(m.Data))
+	if halves = m.Halves && !b.props.NoTensorCores && m.Experts == 1 && m.Cols%8 == 0 &&
+		(l.Format == KeepF16 || l.Format == KeepBF16); halves {
+		l.Format = KeepF16 // has the digits of BF16, and the exponents of all weights that matter
+	}
+	return l, halves, err
+}
+
 // WeightBytes is the memory a matrix takes on the device.
 func (b *Backend) WeightBytes(m backend.Matrix) int {
-	l, err := LayoutOf(m.Type, m.Rows, m.Cols, m.Experts, len(m.Data))
+	l, _, err := b.layoutOf(m)
 	if err != nil {
 		return 0
 	}
@@ -255,11 +266,11 @@ func (b *Backend) WeightBytes(m backend.Matrix) int {
 
 // Weight copies a matrix to the device, in the order its kernels like.
 func (b *Backend) Weight(m backend.Matrix) (backend.Weight, error) {
-	l, err := LayoutOf(m.Type, m.Rows, m.Cols, m.Experts, len(m.Data))
+	l, halves, err := b.layoutOf(m)
 	if err != nil {
 		return nil, fmt.Errorf("tensor %q: %w", m.Name, err)
 	}
-	w := &weight{WeightLayout: l, name: m.Name, scale: 1}
+	w := &weight{WeightLayout: l, name: m.Name, scale: 1, halves: halves}
 	if len(m.Scale) == 1 {
 		w.scale = m.Scale[0]
 	} else if len(m.Scale) > 1 {

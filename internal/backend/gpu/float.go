@@ -43,6 +43,21 @@ func (f *Floats) Experts(ls []Call, m FloatMatrix, y, x Out, ids Addr, n, used i
 	return f.launch(ls, m, y, x, floatArgs{n: int32(n), ids: ids, used: int32(used)})
 }
 
+type halfArgs struct {
+	y, w, x                      Addr
+	n, rows, cols, xs, ys, quads int32
+	all                          float32
+}
+
+// Halves computes y = W x for n rows of x, rounded to halves, by tensor cores. W are halves, in rows of whole eights.
+func (f *Floats) Halves(ls []Call, m FloatMatrix, y, x Out, n int) []Call {
+	a := &halfArgs{y.P, m.W, x.P, int32(n), int32(m.Rows), int32(m.Cols), int32(x.Stride), int32(y.Stride),
+		asInt(x.aligned()), m.Scale}
+	// A block has 128 rows and 128 tokens, and three stages of 32 columns of both; see kernel/halves.cu.
+	return append(ls, Call{kernelHalves, a, Config{Grid: [3]int{(m.Rows + 127) / 128, (n + 127) / 128, 1}, Threads: 256,
+		Shared: 3 * 2 * 128 * 64, Early: true}})
+}
+
 func (f *Floats) launch(ls []Call, m FloatMatrix, y, x Out, a floatArgs) ([]Call, error) {
 	a.y, a.w, a.x, a.scale, a.all = y.P, m.W, x.P, m.Scales, m.Scale
 	a.rows, a.cols, a.xs, a.ys = int32(m.Rows), int32(m.Cols), int32(x.Stride), int32(y.Stride)

@@ -5,7 +5,7 @@ import "strobe/internal/backend"
 // matchGated: g = act(gate)*up, where g is multiplied.
 func (l *lowering) matchGated(i int) (mul int, ok bool) {
 	mul = l.feeds(i, l.ops[i].dst)
-	return mul, mul >= 0
+	return mul, mul >= 0 && l.ops[i].packs()
 }
 
 // gated launches them as one kernel, or with the product.
@@ -22,7 +22,8 @@ func (l *lowering) gated(i, mul int) int {
 	x := l.act(mul)
 	l.out = l.b.products.GatedPack(l.out, Packed{ActLayout: x.ActLayout, P: x.P}, gate, up, o.gelu())
 	if l.wanted(i, o.dst) {
-		l.out = l.b.small.Gated(l.out, o.dst.out(), gate, up, o.gelu(), int(o.dst.rows), int(o.dst.cols))
+		l.out = l.b.small.Gated(l.out, o.dst.out(), gate, up, backend.Activation(o.act), int(o.dst.rows),
+			int(o.dst.cols))
 	}
 	l.overwrite(o.dst)
 	l.packed = append(l.packed, packedRows{v: o.dst, x: x})

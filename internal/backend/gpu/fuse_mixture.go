@@ -1,5 +1,7 @@
 package gpu
 
+import "strobe/internal/backend"
+
 // mixture is a layer of experts as models write it: optionally an expert that all rows share (gate and up, activation,
 // down, and the gate of its output or, where it has another input than the experts, its norm), the router's product and
 // choice, the experts' gate and up, activation and down. The fields are places in the list of operations; those of what
@@ -79,7 +81,8 @@ func (l *lowering) matchMixture(i int) (m mixture, ok bool) {
 // whose activation the kernel of the last can make.
 func (l *lowering) gatedFFN(i, act, down int) bool {
 	g, d := l.at(act), l.at(down)
-	if g.kind != opGated || d.kind != opMatMul && d.kind != opExpertMatMul || d.outputs != 1 || d.a != g.dst {
+	product := d.kind == opMatMul || d.kind == opExpertMatMul
+	if g.kind != opGated || !g.packs() || !product || d.outputs != 1 || d.a != g.dst {
 		return false
 	}
 	ps := l.products(i)
@@ -300,8 +303,8 @@ func (l *lowering) feedForward(m mixture, x [2]MatMulInput, tables Addr, choice 
 		g := l.ops[p.act]
 		last.Gated[k] = GatedRows{l.in(g.a), l.in(g.b)}
 		if l.wanted(p.act, g.dst) {
-			l.out = l.b.small.Gated(l.out, g.dst.out(), last.Gated[k].Gate, last.Gated[k].Up, last.GELU, int(g.dst.rows),
-				int(g.dst.cols))
+			l.out = l.b.small.Gated(l.out, g.dst.out(), last.Gated[k].Gate, last.Gated[k].Up, backend.Activation(g.act),
+				int(g.dst.rows), int(g.dst.cols))
 			last.Early = false
 		}
 		last.Jobs[k], owners[k] = l.expertJobs(p.down, p.rows)

@@ -53,6 +53,15 @@ func pushed(name string, args any) *single {
 	return k
 }
 
+// kernelsGated and kernelsOnly are the activations, in the order of backend.Activation.
+var (
+	kernelsGated = [...]*single{kernelSiLU, kernelGELU, declare("small_erf", elemArgs{}, "elements", 10),
+		declare("small_quick", elemArgs{}, "elements", 11)}
+	kernelsOnly = [...]*single{declare("small_only_silu", elemArgs{}, "elements", 12),
+		declare("small_only_gelu", elemArgs{}, "elements", 13), declare("small_only_erf", elemArgs{}, "elements", 14),
+		declare("small_only_quick", elemArgs{}, "elements", 15)}
+)
+
 // Kernels of rows (small.go).
 var (
 	kernelCopy      = declare("small_copy", elemArgs{}, "elements", 0)
@@ -65,6 +74,8 @@ var (
 	kernelSoftcap   = declare("small_softcap", elemArgs{}, "elements", 7)
 	kernelGather    = declare("small_gather", elemArgs{}, "elements", 8)
 	kernelAddGated  = declare("small_add_gated", elemArgs{}, "elements", 9)
+	kernelClamp     = declare("small_clamp", elemArgs{}, "elements", 16)
+	kernelLayerNorm = declare("small_layer_norm", layerNormArgs{}, "layer_norm")
 	kernelHeadGate  = declare("small_heads_sigmoid", headsArgs{}, "")
 	kernelNormShort = declare("small_norm_short", headsArgs{}, "norm", 32, 128)
 	kernelNormLong  = declare("small_norm_long", headsArgs{}, "norm", 256, 256)
@@ -99,6 +110,7 @@ var (
 	kernelMixNorm     = declare("moe_add_norm", mixArgs{}, "")
 	kernelGroup       = declare("moe_group", groupArgs{}, "group")
 	kernelEmbed       = declare("embed", embedArgs{}, "embed")
+	kernelHalves      = declare("half_product", halfArgs{}, "")
 )
 
 // Kernels of attention and of what it remembers (attention.go, pages.go, weigh.go).

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"strobe/internal/backend"
 	"strobe/internal/backend/gpu"
 	"strobe/internal/quant"
 )
@@ -221,7 +222,7 @@ func TestPackKernels(t *testing.T) {
 				once := r.packed(lay, act)
 				steps := gpu.HeadsOut{P: out, Stride: cols, Step: dim}
 				ls := small.RMSNorm(nil, steps, gpu.HeadsIn{In: z.in, Step: dim}, upload(r, w[:dim]), 1e-6, rows, cols/dim, dim)
-				ls = small.Gated(ls, gpu.Out{P: out, Stride: cols}, y.in, gpu.Rows(out, cols), false, rows, cols)
+				ls = small.Gated(ls, gpu.Out{P: out, Stride: cols}, y.in, gpu.Rows(out, cols), backend.SiLU, rows, cols)
 				r.run(r.p.Pack(ls, to, gpu.Rows(out, cols), 1))
 				again := r.packed(lay, act)
 				for row := range rows {

@@ -1,6 +1,10 @@
 package gpu
 
-import "slices"
+import (
+	"slices"
+
+	"strobe/internal/backend"
+)
 
 // single launches the operation at i by itself and returns how many entries of the list it took.
 func (l *lowering) single(i int) int {
@@ -27,6 +31,10 @@ func (l *lowering) single(i int) int {
 		x := HeadsIn{In: l.in(o.a)}
 		l.overwrite(o.dst)
 		l.out = sm.RMSNorm(l.out, HeadsOut{P: o.dst.addr, Stride: int(o.dst.stride)}, x, o.v, o.f, rows, 1, cols)
+	case opLayerNorm:
+		x := l.in(o.a)
+		l.overwrite(o.dst)
+		l.out = sm.LayerNorm(l.out, o.dst.out(), x, o.v, o.v2, o.f, rows, cols)
 	case opAdd:
 		x, y := l.in(o.a), l.in(o.b)
 		l.overwrite(o.dst)
@@ -47,10 +55,14 @@ func (l *lowering) single(i int) int {
 		x := l.summed(o.a)
 		l.overwrite(o.dst)
 		l.out = sm.Gather(l.out, o.dst.out(), x.in(), o.ids, rows, cols)
+	case opActivate:
+		x := l.in(o.a)
+		l.overwrite(o.dst)
+		l.out = sm.Activate(l.out, o.dst.out(), x, backend.Activation(o.act), rows, cols)
 	case opGated:
 		g, u := l.in(o.a), l.in(o.b)
 		l.overwrite(o.dst)
-		l.out = sm.Gated(l.out, o.dst.out(), g, u, o.gelu(), rows, cols)
+		l.out = sm.Gated(l.out, o.dst.out(), g, u, backend.Activation(o.act), rows, cols)
 	case opSigmoidGate:
 		x, g := l.in(o.a), l.in(o.b)
 		l.overwrite(o.dst)
@@ -64,6 +76,10 @@ func (l *lowering) single(i int) int {
 		x := l.in(o.a)
 		l.overwrite(o.dst)
 		l.out = sm.Softcap(l.out, o.dst.out(), x, o.f, rows, cols)
+	case opClamp:
+		x := l.in(o.a)
+		l.overwrite(o.dst)
+		l.out = sm.Clamp(l.out, o.dst.out(), x, o.f, o.f2, rows, cols)
 	case opAngles:
 		l.overwrite(o.dst)
 		l.overwrite(o.b)
@@ -75,8 +91,8 @@ func (l *lowering) single(i int) int {
 	case opBlockConv:
 		x, dyn := l.summed(o.a), l.summed(o.b)
 		l.overwrite(o.dst)
-		l.out = sm.BlockConv(l.out, o.dst.out(), x.out(), dyn.out(), o.v, o.ids, rows, cols, int(o.taps),
-			int(dyn.cols/o.taps))
+		l.out = sm.BlockConv(l.out, o.dst.out(), x.out(), dyn.out(), o.v, o.ids, rows, cols, int(o.count),
+			int(dyn.cols/o.count))
 	case opRoute:
 		if l.groups.ids == o.ids { // the choice before is gone
 			l.b.spare.give(l.groups.tables)
@@ -102,9 +118,9 @@ func (l *lowering) single(i int) int {
 		b.spare.give(spare)
 	case opTopK:
 		x := l.in(o.a)
-		spare := l.take(SelectScratch(rows, int(o.a.cols), int(o.best)))
+		spare := l.take(SelectScratch(rows, int(o.a.cols), int(o.count)))
 		l.overwrite(o.dst)
-		l.keep(sm.TopK(l.out, o.ids, o.dst.out(), x, rows, int(o.a.cols), int(o.best), spare))
+		l.keep(sm.TopK(l.out, o.ids, o.dst.out(), x, rows, int(o.a.cols), int(o.count), spare))
 		b.spare.give(spare)
 	case opCandidates:
 		x := l.in(o.a)
@@ -146,6 +162,10 @@ func (l *lowering) matMul(i int) {
 			x = l.summed(o.a)
 		}
 		l.overwrite(p.dst)
+		if p.w.halves {
+			l.out = l.b.floats.Halves(l.out, p.w.floats(), p.dst.out(), x.out(), int(x.rows))
+			continue
+		}
 		l.keep(l.b.floats.Product(l.out, p.w.floats(), p.dst.out(), x.out(), int(x.rows)))
 	}
 	if len(tiles) == 0 {

@@ -50,7 +50,7 @@ type elemArgs struct {
 	a, b           In
 	rows, cols, ds int32
 	quads          int32
-	s              float32
+	s, t           float32
 }
 
 func (s *Small) elements(ls []Call, kernel Kernel, dst Out, rows, cols int, e elemArgs) []Call {
@@ -89,13 +89,14 @@ func (s *Small) Gather(ls []Call, dst Out, src In, index Addr, rows, cols int) [
 	return s.elements(ls, kernelGather, dst, rows, cols, elemArgs{a: src, index: index})
 }
 
-// Gated computes silu(gate)*up, or gelu(gate)*up.
-func (s *Small) Gated(ls []Call, dst Out, gate, up In, gelu bool, rows, cols int) []Call {
-	kernel := kernelSiLU
-	if gelu {
-		kernel = kernelGELU
-	}
-	return s.elements(ls, kernel, dst, rows, cols, elemArgs{a: gate, b: up})
+// Activate computes act(x).
+func (s *Small) Activate(ls []Call, dst Out, x In, act backend.Activation, rows, cols int) []Call {
+	return s.elements(ls, kernelsOnly[act], dst, rows, cols, elemArgs{a: x})
+}
+
+// Gated computes act(gate)*up.
+func (s *Small) Gated(ls []Call, dst Out, gate, up In, act backend.Activation, rows, cols int) []Call {
+	return s.elements(ls, kernelsGated[act], dst, rows, cols, elemArgs{a: gate, b: up})
 }
 
 // SigmoidGate computes x*sigmoid(gate).
@@ -111,6 +112,11 @@ func (s *Small) AddGated(ls []Call, dst Out, x, gate In, rows, cols int) []Call 
 // Softcap computes c*tanh(x/c).
 func (s *Small) Softcap(ls []Call, dst Out, x In, c float32, rows, cols int) []Call {
 	return s.elements(ls, kernelSoftcap, dst, rows, cols, elemArgs{a: x, s: c})
+}
+
+// Clamp bounds values to [least, most].
+func (s *Small) Clamp(ls []Call, dst Out, x In, least, most float32, rows, cols int) []Call {
+	return s.elements(ls, kernelClamp, dst, rows, cols, elemArgs{a: x, s: least, t: most})
 }
 
 // HeadsIn reads the heads of tokens: head h of a token begins at column h*Step. A tensor of plain rows is one of one
@@ -148,6 +154,19 @@ func (s *Small) RMSNorm(ls []Call, dst HeadsOut, x HeadsIn, w Addr, eps float32,
 		return s.launch(ls, kernelNormShort, [3]int{(tokens*heads + 3) / 4, 1, 1}, 128, 4*row, a)
 	}
 	return s.launch(ls, kernelNormLong, [3]int{tokens * heads, 1, 1}, 256, row+32, a)
+}
+
+type layerNormArgs struct {
+	dst, w, bias   Addr
+	x              In
+	rows, cols, ds int32
+	eps            float32
+}
+
+// LayerNorm is backend.LayerNorm.
+func (s *Small) LayerNorm(ls []Call, dst Out, x In, w, bias Addr, eps float32, rows, cols int) []Call {
+	a := &layerNormArgs{dst.P, w, bias, x, int32(rows), int32(cols), int32(dst.Stride), eps}
+	return s.launch(ls, kernelLayerNorm, [3]int{rows, 1, 1}, 256, 64, a)
 }
 
 // HeadsSigmoid is SigmoidGate for heads.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"strobe/internal/backend"
 	"strobe/internal/backend/gpu"
 )
 
@@ -62,11 +63,11 @@ func TestElements(t *testing.T) {
 				},
 					func(r, c int, _ float64) float64 { return a.at(r, c) * float64(float32(0.3)) }},
 				{"silu", func(dst gpu.Out, a, b, gate gpu.In, n int) []gpu.Call {
-					return s.Gated(nil, dst, a, b, false, n, cols)
+					return s.Gated(nil, dst, a, b, backend.SiLU, n, cols)
 				},
 					func(r, c int, _ float64) float64 { return a.at(r, c) * sigmoid64(a.at(r, c)) * b.at(r, c) }},
 				{"gelu", func(dst gpu.Out, a, b, gate gpu.In, n int) []gpu.Call {
-					return s.Gated(nil, dst, a, b, true, n, cols)
+					return s.Gated(nil, dst, a, b, backend.GELU, n, cols)
 				},
 					func(r, c int, _ float64) float64 { return gelu64(a.at(r, c)) * b.at(r, c) }},
 				{"sigmoid", func(dst gpu.Out, a, b, gate gpu.In, n int) []gpu.Call {
@@ -137,13 +138,13 @@ func TestExtremes(t *testing.T) {
 		g.close(name, g.readFloats(dst.P, n), func(i int) float64 { return f(float64(x[i])) }, 5e-6, 1e-38)
 	}
 	check("softcap", s.Softcap(nil, dst, in, 30, 1, n), func(x float64) float64 { return 30 * math.Tanh(x/30) })
-	check("silu", s.Gated(nil, dst, in, ones, false, 1, n), func(x float64) float64 {
+	check("silu", s.Gated(nil, dst, in, ones, backend.SiLU, 1, n), func(x float64) float64 {
 		if x < -90 {
 			return 0
 		}
 		return x * sigmoid64(x)
 	})
-	check("gelu", s.Gated(nil, dst, in, ones, true, 1, n), func(x float64) float64 {
+	check("gelu", s.Gated(nil, dst, in, ones, backend.GELU, 1, n), func(x float64) float64 {
 		if x < -6 {
 			return 0
 		}

@@ -17,15 +17,18 @@ const (
 	opProduct // one output of the MatMul or ExpertMatMul before it
 	opExpertMatMul
 	opRMSNorm
+	opLayerNorm
 	opAdd
 	opAddBias
 	opScale
 	opCopy
 	opGather
+	opActivate
 	opGated
 	opSigmoidGate
 	opAddGated
 	opSoftcap
+	opClamp
 	opAngles
 	opRoPE
 	opBlockConv
@@ -46,15 +49,14 @@ const (
 // step of a large model.
 type op struct {
 	kind         opKind
-	outputs      int32 // MatMul, ExpertMatMul: the products that follow
-	used         int32 // Route, ExpertMatMul, ExpertSum: experts of a row
-	act          int32 // Gated: a backend.Activation
-	heads        int32 // RoPE
-	layer        int32 // ShortConv, GatedDelta: of the recurrent ones
-	taps         int32 // BlockConv
-	best         int32 // TopK: how many
-	set          int32 // SetInts: the first of those that are copied at once
-	f            float32
+	outputs      int32   // MatMul, ExpertMatMul: the products that follow
+	used         int32   // Route, ExpertMatMul, ExpertSum: experts of a row
+	act          int32   // Activate, Gated: a backend.Activation
+	heads        int32   // RoPE
+	layer        int32   // ShortConv, GatedDelta: of the recurrent ones
+	count        int32   // BlockConv: taps; TopK: how many
+	set          int32   // SetInts: the first of those that are copied at once
+	f, f2        float32 // f2: Clamp
 	dst, a, b, c view
 	w            *weight
 	v, v2        Addr // vectors
@@ -63,6 +65,9 @@ type op struct {
 }
 
 func (o *op) gelu() bool { return o.act == int32(backend.GELU) }
+
+// packs reports whether kernels that pack the input of a product know the activation.
+func (o *op) packs() bool { return o.act == int32(backend.SiLU) || o.gelu() }
 
 // attnOp is what attention needs beyond the plan.
 type attnOp struct {
@@ -423,6 +428,11 @@ func (b *Backend) RMSNorm(dst, x backend.Tensor, w backend.Vector, eps float32) 
 	b.do(op{kind: opRMSNorm, dst: viewOf(dst), a: viewOf(x), v: vectorOf(w), f: eps})
 }
 
+// LayerNorm normalises every row to mean 0 and variance 1, then scales and shifts it.
+func (b *Backend) LayerNorm(dst, x backend.Tensor, w, bias backend.Vector, eps float32) {
+	b.do(op{kind: opLayerNorm, dst: viewOf(dst), a: viewOf(x), v: vectorOf(w), v2: vectorOf(bias), f: eps})
+}
+
 // Add adds row by row.
 func (b *Backend) Add(dst, x, y backend.Tensor) {
 	b.do(op{kind: opAdd, dst: viewOf(dst), a: viewOf(x), b: viewOf(y)})
@@ -448,6 +458,11 @@ func (b *Backend) Gather(dst, src backend.Tensor, rows backend.Ints) {
 	b.do(op{kind: opGather, dst: viewOf(dst), a: viewOf(src), ids: rows.(*ints).addr})
 }
 
+// Activate computes act(x).
+func (b *Backend) Activate(dst, x backend.Tensor, act backend.Activation) {
+	b.do(op{kind: opActivate, dst: viewOf(dst), a: viewOf(x), act: int32(act)})
+}
+
 // Gated computes act(gate) * up.
 func (b *Backend) Gated(dst, gate, up backend.Tensor, act backend.Activation) {
 	b.do(op{kind: opGated, dst: viewOf(dst), a: viewOf(gate), b: viewOf(up), act: int32(act)})
@@ -468,6 +483,11 @@ func (b *Backend) Softcap(x backend.Tensor, c float32) {
 	b.do(op{kind: opSoftcap, dst: viewOf(x), a: viewOf(x), f: c})
 }
 
+// Clamp bounds values to [least, most].
+func (b *Backend) Clamp(dst, x backend.Tensor, least, most float32) {
+	b.do(op{kind: opClamp, dst: viewOf(dst), a: viewOf(x), f: least, f2: most})
+}
+
 // Angles computes the cosines and sines of rotary embedding for every position.
 func (b *Backend) Angles(cos, sin backend.Tensor, pos backend.Ints, inv backend.Vector, mscale float32) {
 	b.do(op{kind: opAngles, dst: viewOf(cos), b: viewOf(sin), ids: pos.(*ints).addr, v: vectorOf(inv), f: mscale})
@@ -481,7 +501,7 @@ func (b *Backend) RoPE(x backend.Tensor, heads int, cos, sin backend.Tensor) {
 // BlockConv convolves the rows of blocks with taps of their own.
 func (b *Backend) BlockConv(dst, x, dyn backend.Tensor, base backend.Vector, index backend.Ints) {
 	b.do(op{kind: opBlockConv, dst: viewOf(dst), a: viewOf(x), b: viewOf(dyn), v: vectorOf(base),
-		taps: int32(base.Len() / dst.Cols), ids: index.(*ints).addr})
+		count: int32(base.Len() / dst.Cols), ids: index.(*ints).addr})
 }
 
 // KVWrite stores the keys and values of the batch at their slots.
@@ -534,7 +554,7 @@ func (b *Backend) ArgMax(ids backend.Ints, x backend.Tensor) {
 
 // TopK finds the k largest values of every row and their log-softmax.
 func (b *Backend) TopK(ids backend.Ints, logp, x backend.Tensor, k int) {
-	b.do(op{kind: opTopK, dst: viewOf(logp), a: viewOf(x), ids: ids.(*ints).addr, best: int32(k)})
+	b.do(op{kind: opTopK, dst: viewOf(logp), a: viewOf(x), ids: ids.(*ints).addr, count: int32(k)})
 }
 
 // Candidates finds the largest values of every row, and with total the row's weight.

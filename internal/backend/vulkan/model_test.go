@@ -28,6 +28,7 @@ func TestModels(t *testing.T) {
 	t.Run("golden", func(t *testing.T) { s.Golden(t, all...) })
 	t.Run("identity", func(t *testing.T) { s.Identity(t, all...) })
 	t.Run("prompts", func(t *testing.T) { s.Prompts(t, all...) })
+	t.Run("images", func(t *testing.T) { s.Images(t, modeltest.WithImages...) })
 	t.Run("padding", func(t *testing.T) { s.Padding(t, "qwen35", "gemma4e") })
 	t.Run("rollback", func(t *testing.T) { s.Rollback(t, all...) })
 	t.Run("chains", func(t *testing.T) { s.Chains(t, "qwen35", "gemma4") })

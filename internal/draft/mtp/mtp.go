@@ -58,6 +58,7 @@ type Drafter struct {
 	out          backend.Weight // [hidden, width]; nil for none
 
 	looks bool // at the target's keys and values; it has none of its own
+	sees  bool // rows of images, whose embeddings are captured, too
 
 	drafts  nn.Passes[draftKey, guesses]
 	extends nn.Passes[extendKey, struct{}]
@@ -79,6 +80,7 @@ type guesses struct {
 // and where the features lie.
 type extendKey struct {
 	rows, picked, seqs int
+	images             bool // some rows are of images
 	features           backend.Tensor
 }
 
@@ -92,8 +94,17 @@ func (d *Drafter) Name() string { return "mtp" }
 // Target returns the model the drafter drafts for.
 func (d *Drafter) Target() *model.Model { return d.target }
 
-// Capture lists the target layers whose outputs Extend needs: the last one.
-func (d *Drafter) Capture() []int { return []int{d.target.Layers - 1} }
+// Capture lists the target layers whose outputs Extend needs: the last one, and the embeddings of texts with images.
+func (d *Drafter) Capture() []int {
+	if d.sees {
+		return []int{d.target.Layers - 1, -1}
+	}
+	return []int{d.target.Layers - 1}
+}
+
+// SeeImages makes the drafter follow texts with images: a row of an image has no token to embed, so what the target
+// was given is captured. It must be called before the drafter's first use. Assistants look at the target's own keys.
+func (d *Drafter) SeeImages() { d.sees = !d.looks }
 
 // Max is the largest number of tokens one draft can guess.
 func (d *Drafter) Max() int { return longest }
@@ -168,21 +179,40 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 	for i, g := range segs {
 		s.Copy(states.Slice(i, 1), g.Seq.Carry())
 	}
-	key := extendKey{s.N, s.Pad(len(pick)), len(segs), features}
+	from := imageRows(tokens, s.N) // nil without images
+	key := extendKey{s.N, s.Pad(len(pick)), len(segs), d.sees && from != nil, features}
 	ints := [][]int32{pick, before, tokens, last}
-	if d.looks {
+	switch {
+	case d.looks:
 		ints = [][]int32{pick, last}
+	case key.images:
+		ints = [][]int32{pick, before, tokens, from, last}
+	}
+	final, given := features.Columns(0, d.target.Hidden), backend.Tensor{}
+	if d.sees {
+		given = features.Columns(d.target.Hidden, d.target.Hidden)
 	}
 	d.extends.Run(s, key, func() (*nn.Step, struct{}) {
 		s.Begin()
 		rows := states.Slice(len(segs), key.picked)
-		s.Gather(rows, features, s.Ints32(pick))
+		picked := s.Ints32(pick)
+		s.Gather(rows, final, picked)
 		s.RMSNorm(rows, rows, d.final, d.eps)
 		if !d.looks {
 			d.layers.Angles(s)
 			h := s.Rows(states.Cols)
 			s.Gather(h, states, s.Ints32(before))
-			d.layers.Remember(s, d.input(s, s.Ints32(tokens), h))
+			ids := s.Ints32(tokens)
+			d.layers.Remember(s, d.input(s, h, func(to backend.Tensor) {
+				if !key.images {
+					s.Embed(to, d.embed, ids, d.embScale)
+					return
+				}
+				table := s.New(2*s.N, states.Cols) // embeddings of tokens, then what the target was given
+				s.Embed(table.Slice(0, s.N), d.embed, ids, d.embScale)
+				s.Gather(table.Slice(s.N, s.N), given, picked)
+				s.Gather(to, table, s.Ints32(from))
+			}))
 		}
 		s.Gather(carry, states, s.Ints32(last))
 		return s, struct{}{}
@@ -199,6 +229,21 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 	return nil
 }
 
+// imageRows says which row of a table each of n rows is: its own, or, for rows of images, the one n later. It is nil if
+// there are none.
+func imageRows(tokens []int32, n int) []int32 {
+	if !slices.ContainsFunc(tokens, func(id int32) bool { return id < 0 }) {
+		return nil
+	}
+	from := make([]int32, len(tokens))
+	for i, id := range tokens {
+		if from[i] = int32(i); id < 0 {
+			from[i] += int32(n)
+		}
+	}
+	return from
+}
+
 // makeRoom prepares the weights and the arena for a pass over rows.
 func (d *Drafter) makeRoom(rows int) error {
 	if err := d.weights.Return(); err != nil {
@@ -207,16 +252,17 @@ func (d *Drafter) makeRoom(rows int) error {
 	return d.arena.Begin(rows, 0)
 }
 
-// input is the input of the layers [rows, width] for tokens and the states before them [rows, hidden].
-func (d *Drafter) input(s *nn.Step, ids backend.Ints, h backend.Tensor) backend.Tensor {
+// input is the input of the layers [rows, width] for the states h [rows, hidden] and what embed writes: the embeddings
+// of the tokens after them.
+func (d *Drafter) input(s *nn.Step, h backend.Tensor, embed func(to backend.Tensor)) backend.Tensor {
 	both := s.New(h.Rows, 2*h.Cols)
 	e, state := both.Columns(0, h.Cols), both.Columns(h.Cols, h.Cols)
 	if d.enorm == nil {
-		s.Embed(e, d.embed, ids, d.embScale)
+		embed(e)
 		s.Copy(state, h)
 	} else {
 		raw := s.New(h.Rows, h.Cols)
-		s.Embed(raw, d.embed, ids, d.embScale)
+		embed(raw)
 		s.RMSNorm(e, raw, d.enorm, s.Eps)
 		s.RMSNorm(state, h, d.hnorm, s.Eps)
 	}
@@ -323,7 +369,7 @@ func (d *Drafter) chain(c *course, see func(i int, h, next backend.Tensor)) back
 	mark, from := c.Mark(), 0
 	for i, n := range c.batch.Steps {
 		t, h, l := c.At(i), c.h.Slice(0, n), logits.Slice(from, n)
-		x := d.input(t, ids, h)
+		x := d.input(t, h, func(to backend.Tensor) { t.Embed(to, d.embed, ids, d.embScale) })
 		d.layers.Forward(t, x)
 		next := t.Norm(x, d.norm)
 		t.MatMul(next, backend.Product{W: d.head, Y: l})

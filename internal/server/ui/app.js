@@ -2,6 +2,7 @@
 
 import * as api from './api.js';
 import * as store from './store.js';
+import { Waiting, content as contentOf, thumbnail } from './images.js';
 import { Prose, button, copyButton, element, forgetMarks } from './prose.js';
 import { Panel, details, verdict } from './spec.js';
 
@@ -15,6 +16,8 @@ let models = [];
 let loadsSince = 0; // when the server was first found without a model, 0 when it has one
 let noDrafter = ''; // or a sentence that says so
 let plainText = false; // the model has no chat template: it continues texts
+let sees = null; // the model reads images; null while that is not known
+const pending = new Waiting($('images')); // images for the next message
 
 // --- settings
 
@@ -86,6 +89,7 @@ async function learn() {
   const m = chosen();
   const p = m?.state === 'loaded' ? await api.props(m.id, $('key').value) : null;
   plainText = p?.chat_template_caps.fallback ?? false;
+  sees = p ? p.modalities?.vision ?? false : null;
   $('input').placeholder = continues() ? 'Begin a text' : 'Write a message';
   const facts = [['State', m ? m.error || m.state : 'none']];
   if (m?.arch) facts.push(['Kind', m.arch]);
@@ -266,6 +270,11 @@ function entry(turn, i, last) {
   if (turn.role !== 'assistant') {
     const text = element('div', 'text plain', turn.content);
     text.tabIndex = 0; // a long one scrolls
+    if (turn.images?.length) {
+      const pictures = element('div', 'pictures');
+      pictures.append(...turn.images.map((image) => thumbnail(image.url, image.name)));
+      li.append(pictures);
+    }
     li.append(text, acts);
     if (turn.role === 'user') {
       acts.append(asks(button('Edit', () => edit(li, turn, i))), copyButton(() => turn.content));
@@ -364,7 +373,7 @@ function edit(li, turn, i, text = turn.content) {
   const resend = () => {
     const now = area.value;
     if (!now.trim()) return;
-    ask([...chat.turns.slice(0, i), { role: 'user', content: now }], {
+    ask([...chat.turns.slice(0, i), { ...turn, content: now }], {
       retry: () => $('log').querySelector('form.edit')?.requestSubmit(),
       restore: () => edit($('log').children[i], turn, i, now),
     });
@@ -392,7 +401,7 @@ function messages(turns) {
       out.push({ role: 'tool', content: t.content, tool_call_id: t.call });
       return;
     }
-    const m = { role: t.role, content: t.content };
+    const m = { role: t.role, content: contentOf(t) };
     if (t.reasoning) m.reasoning_content = t.reasoning;
     out.push(m);
     if (!t.calls?.length) return;
@@ -515,7 +524,7 @@ async function write(turns, signal) {
         kept = true;
         waiting.end();
         mine.turns = [...turns, turn];
-        mine.title ||= turns[0].content.trim().replace(/\s+/g, ' ').slice(0, 60);
+        mine.title ||= (turns[0].content.trim() || 'Image').replace(/\s+/g, ' ').slice(0, 60);
         save();
       }
       timer ||= setTimeout(draw, pause);
@@ -550,12 +559,16 @@ function busy(on) {
 
 function send() {
   const content = continues() ? $('input').value : $('input').value.trim();
-  if (!content.trim() || work) return;
+  if (!content.trim() && !pending.list.length || work) return;
   $('input').value = '';
   grow();
-  ask([...chat.turns, { role: 'user', content }], {
+  const turn = { role: 'user', content };
+  const images = pending.take();
+  if (images.length) turn.images = images;
+  ask([...chat.turns, turn], {
     retry: send,
     restore: () => {
+      pending.put(images);
       $('input').value = content + ($('input').value ? '\n' + $('input').value : '');
       grow();
       $('input').focus();
@@ -592,8 +605,24 @@ function grow() {
 
 const longestFile = 256 << 10; // more than a context holds
 
+// addImage adds an image to the message, unless the model is known to be blind.
+async function addImage(file) {
+  if (sees === false || continues()) {
+    notice(`This model reads text only: ${file.name || 'the image'} cannot be shown to it.`);
+    return;
+  }
+  const problem = await pending.add(file);
+  if (problem) notice(problem);
+  else say(`${file.name || 'The image'} is added to the message.`);
+  $('input').focus();
+}
+
 // addFile puts a text file into the message, fenced so that the model sees where it ends.
 async function addFile(file) {
+  if (file.type.startsWith('image/') && file.type !== 'image/svg+xml') {
+    await addImage(file);
+    return;
+  }
   if (file.size > longestFile) {
     notice(`${file.name} is too long: ${size(file.size)}, at most ${size(longestFile)}.`);
     return;
@@ -660,7 +689,7 @@ $('input').addEventListener('keydown', (e) => {
   if (e.key === 'Enter' && !e.shiftKey && !e.isComposing && !touch) { e.preventDefault(); send(); }
 });
 document.addEventListener('keydown', (e) => {
-  if (e.key !== 'Escape' || $('key-dialog').open) return;
+  if (e.key !== 'Escape' || $('key-dialog').open || $('lightbox').open) return;
   const open = document.querySelector('.side.open');
   if (open) {
     drawer(null);
@@ -689,6 +718,13 @@ document.addEventListener('drop', (e) => {
   e.preventDefault();
   addFiles(e.dataTransfer.files);
 });
+
+$('input').addEventListener('paste', (e) => {
+  if (!e.clipboardData.files.length) return;
+  e.preventDefault();
+  addFiles(e.clipboardData.files);
+});
+$('lightbox').addEventListener('click', () => $('lightbox').close());
 
 $('open-key').addEventListener('click', () => askKey(''));
 $('key-cancel').addEventListener('click', () => $('key-dialog').close());

@@ -60,6 +60,7 @@ export function markdown(chat) {
   for (const t of chat.turns) {
     parts.push({ user: '## You', assistant: '## Answer', tool: '## Tool result' }[t.role]);
     if (t.reasoning) parts.push(t.reasoning.trim().replace(/^/gm, '> '));
+    for (const image of t.images ?? []) parts.push(`[image: ${image.name}]`);
     if (t.content) parts.push(t.content.trim());
     for (const c of t.calls ?? []) parts.push(`Calls ${c.name}:`, '```json\n' + c.arguments + '\n```');
   }

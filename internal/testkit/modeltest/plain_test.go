@@ -34,6 +34,13 @@ func TestPlain(t *testing.T) {
 	t.Run("text", func(t *testing.T) { s.Text(t, Plain...) })
 }
 
+// TestImages: rows of images instead of tokens, on the processor.
+func TestImages(t *testing.T) {
+	b := cpu.New(cpu.Options{Threads: 2})
+	defer b.Close()
+	Suite{Backend: b}.Images(t, WithImages...)
+}
+
 // TestSamplers: on the processor, with a tiny vocabulary, and with one that has more tokens than are chosen of a row.
 func TestSamplers(t *testing.T) {
 	b := cpu.New(cpu.Options{Threads: 2})

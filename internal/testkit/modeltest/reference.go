@@ -21,20 +21,34 @@ type reference struct {
 	decoded map[string][]float64
 	own     [][]float64 // Gemma: what the layers are told of each token, one after the other
 	kept    []kept      // keys and values of each layer
+	images  []Picture
+}
+
+// Picture is an image in a text: rows instead of tokens.
+type Picture struct {
+	At, W, H int
+	Rows     []float32
 }
 
 // kept is what a layer of attention remembers of each position.
 type kept struct{ keys, values [][]float64 }
 
-// Reference returns the logits of all positions.
-func Reference(t testing.TB, f *gguf.File, tokens []int32) (logits []float32) {
+// Reference returns the logits of all positions. Tokens below 0 are rows of images.
+func Reference(t testing.TB, f *gguf.File, tokens []int32, images ...Picture) (logits []float32) {
 	t.Helper()
-	r := &reference{t: t, f: f, arch: f.Arch(), decoded: map[string][]float64{}}
+	r := &reference{t: t, f: f, arch: f.Arch(), decoded: map[string][]float64{}, images: images}
 	hidden, layers := int(r.key("embedding_length")), int(r.key("block_count")-r.or("nextn_predict_layers", 0))
 	r.kept = make([]kept, layers)
 	embed := r.values("token_embd.weight")
 	xs := make([][]float64, len(tokens))
 	for i, id := range tokens {
+		if id < 0 {
+			p, at := r.picture(i)
+			for _, v := range p.Rows[at*hidden:][:hidden] {
+				xs[i] = append(xs[i], float64(v))
+			}
+			continue
+		}
 		xs[i] = slices.Clone(embed[int(id)*hidden:][:hidden])
 		if r.gemma() {
 			scale(xs[i], math.Sqrt(float64(hidden)))
@@ -62,6 +76,50 @@ func Reference(t testing.TB, f *gguf.File, tokens []int32) (logits []float32) {
 		}
 	}
 	return logits
+}
+
+// picture is the image that has a row at an index, and the number of the row; nil for none.
+func (r *reference) picture(index int) (*Picture, int) {
+	for i := range r.images {
+		if p := &r.images[i]; index >= p.At && index < p.At+p.W*p.H {
+			return p, index - p.At
+		}
+	}
+	return nil, 0
+}
+
+// position is the place of an index on three axes. Only files with sections of rotary dimensions have them.
+func (r *reference) position(index int) [3]int {
+	_, ok := r.f.Kind(r.arch + ".rope.dimension_sections")
+	if !ok {
+		return [3]int{index, index, index}
+	}
+	next := 0 // position
+	for at := 0; ; at++ {
+		p, i := r.picture(at)
+		if p == nil {
+			if at == index {
+				return [3]int{next, next, next}
+			}
+			next++
+			continue
+		}
+		if at == index {
+			return [3]int{next, next + i/p.W, next + i%p.W}
+		}
+		if i == p.W*p.H-1 {
+			next += max(p.W, p.H)
+		}
+	}
+}
+
+// axis is the one that turns a pair.
+func (r *reference) axis(pair int) int {
+	v, ok, _ := r.f.Ints(r.arch + ".rope.dimension_sections")
+	if a := pair % 3; ok && pair < 3*int(v[a]) {
+		return a
+	}
+	return 0
 }
 
 func (r *reference) gemma() bool { return r.arch == "gemma4" }
@@ -205,7 +263,7 @@ type rotation struct {
 }
 
 // turn rotates the pairs of a head: neighbours in Llama files, halves elsewhere.
-func (r *reference) turn(x []float64, pos int, t rotation) {
+func (r *reference) turn(x []float64, pos [3]int, t rotation) {
 	kind, _, _ := r.f.String(r.arch + ".rope.scaling.type")
 	stretch := r.or("rope.scaling.factor", r.or("rope.scale_linear", 1))
 	size := 1.0
@@ -228,7 +286,7 @@ func (r *reference) turn(x []float64, pos int, t rotation) {
 		if r.arch == "llama" {
 			a, b = 2*i, 2*i+1
 		}
-		angle := float64(pos) / math.Pow(t.base, float64(2*i)/n)
+		angle := float64(pos[r.axis(i)]) / math.Pow(t.base, float64(2*i)/n)
 		if t.factors != nil {
 			angle /= t.factors[i]
 		}
@@ -256,7 +314,7 @@ func (r *reference) embedLayers(tokens []int32, xs [][]float64, layers int) {
 		b := r.times("per_layer_model_proj.weight", x)
 		scale(b, 1/math.Sqrt(float64(len(x))))
 		r.normHeads("per_layer_proj_norm.weight", b, dim)
-		add(b, table[int(tokens[i])*dim*layers:][:dim*layers], math.Sqrt(float64(dim)))
+		add(b, table[max(0, int(tokens[i]))*dim*layers:][:dim*layers], math.Sqrt(float64(dim)))
 		scale(b, math.Sqrt(0.5))
 		r.own = append(r.own, b)
 	}
@@ -365,12 +423,26 @@ func (r *reference) attention(il, layers int, hs [][]float64) (out [][]float64) 
 		}
 		return y
 	}
-	ready := func(y []float64, norm string, pos int) {
+	ready := func(y []float64, norm string, pos [3]int) {
 		if r.f.Tensor(p+norm) != nil {
 			r.normHeads(p+norm, y, dim)
 		}
 		for at := 0; at < len(y); at += dim {
 			r.turn(y[at:at+dim], pos, t)
+		}
+	}
+	for pos, h := range hs {
+		if owner == il {
+			k := project("attn_k", qw, kw, h)
+			v := slices.Clone(k)
+			if !r.gemma() || r.f.Tensor(p+"attn_v.weight") != nil {
+				v = project("attn_v", qw+kw, kw, h)
+			}
+			if r.gemma() {
+				r.normHeads("", v, dim)
+			}
+			ready(k, "attn_k_norm.weight", r.position(pos))
+			r.kept[il].keys, r.kept[il].values = append(r.kept[il].keys, k), append(r.kept[il].values, v)
 		}
 	}
 	for pos, h := range hs {
@@ -382,20 +454,15 @@ func (r *reference) attention(il, layers int, hs [][]float64) (out [][]float64) 
 				q, gate = append(q, both[at:at+dim]...), append(gate, both[at+dim:at+2*dim]...)
 			}
 		}
-		ready(q, "attn_q_norm.weight", pos)
-		if owner == il {
-			k := project("attn_k", qw, kw, h)
-			v := slices.Clone(k)
-			if !r.gemma() || r.f.Tensor(p+"attn_v.weight") != nil {
-				v = project("attn_v", qw+kw, kw, h)
+		ready(q, "attn_q_norm.weight", r.position(pos))
+		from, to := 0, pos+1
+		if window > 0 {
+			from = max(0, to-window)
+			if p, _ := r.picture(pos); p != nil && r.own == nil { // its rows see each other
+				to = p.At + p.W*p.H
 			}
-			if r.gemma() {
-				r.normHeads("", v, dim)
-			}
-			ready(k, "attn_k_norm.weight", pos)
-			r.kept[il].keys, r.kept[il].values = append(r.kept[il].keys, k), append(r.kept[il].values, v)
 		}
-		o := attend(q, r.kept[owner], pos, window, heads, kv, dim, by)
+		o := attend(q, r.kept[owner], from, to, heads, kv, dim, by)
 		for i, g := range gate {
 			o[i] *= sigmoid(g)
 		}
@@ -408,27 +475,23 @@ func (r *reference) attention(il, layers int, hs [][]float64) (out [][]float64) 
 	return out
 }
 
-// attend is softmax attention of the heads of one position over those before it and itself, of which a window may hide
-// the first.
-func attend(q []float64, c kept, pos, window, heads, kv, dim int, by float64) []float64 {
-	out, from := make([]float64, heads*dim), 0
-	if window > 0 {
-		from = max(0, pos-window+1)
-	}
+// attend is softmax attention of the heads of one position over some positions.
+func attend(q []float64, c kept, from, to, heads, kv, dim int, by float64) []float64 {
+	out := make([]float64, heads*dim)
 	for head := range heads {
 		at, sum, top := head/(heads/kv)*dim, 0.0, math.Inf(-1)
-		weights := make([]float64, pos+1)
-		for i := from; i <= pos; i++ {
+		weights := make([]float64, to)
+		for i := from; i < to; i++ {
 			for d := range dim {
 				weights[i] += by * q[head*dim+d] * c.keys[i][at+d]
 			}
 			top = max(top, weights[i])
 		}
-		for i := from; i <= pos; i++ {
+		for i := from; i < to; i++ {
 			weights[i] = math.Exp(weights[i] - top)
 			sum += weights[i]
 		}
-		for i := from; i <= pos; i++ {
+		for i := from; i < to; i++ {
 			for d := range dim {
 				out[head*dim+d] += weights[i] / sum * c.values[i][at+d]
 			}

@@ -12,7 +12,7 @@ struct ElemArgs {
   In a, b;
   int rows, cols, ds; // ds: stride of dst
   int quads;          // four columns at a time: all addresses are multiples of 16 bytes, cols of 4
-  float s;
+  float s, t;
 };
 
 // Calls f(row, column, values of a, values of b) for every quad of columns, or for single ones. The values of a row's
@@ -48,6 +48,13 @@ ELEMENTS(small_bias, true, false, fadd(a, p.w[c]))
 ELEMENTS(small_scale, true, false, fmul(a, p.s))
 ELEMENTS(small_silu, true, true, fmul(silu(a), b))
 ELEMENTS(small_gelu, true, true, fmul(gelu(a), b))
+ELEMENTS(small_erf, true, true, fmul(gelu_erf(a), b))
+ELEMENTS(small_quick, true, true, fmul(quick_gelu(a), b))
+ELEMENTS(small_only_silu, true, false, silu(a))
+ELEMENTS(small_only_gelu, true, false, gelu(a))
+ELEMENTS(small_only_erf, true, false, gelu_erf(a))
+ELEMENTS(small_only_quick, true, false, quick_gelu(a))
+ELEMENTS(small_clamp, true, false, a < p.s ? p.s : a > p.t ? p.t : a)
 ELEMENTS(small_sigmoid, true, true, fmul(a, sigmoid(b)))
 ELEMENTS(small_softcap, true, false, fmul(p.s, tanh_(fdiv(a, p.s))))
 ELEMENTS(small_gather, false, false, in1(p.a, p.index[r], c, 1))
@@ -129,6 +136,40 @@ template <int THREADS> DEV void norm(const HeadsArgs& p) {
 }
 KERNEL(small_norm_short, HeadsArgs, p, 256, 1) { norm<32>(p); }
 KERNEL(small_norm_long, HeadsArgs, p, 256, 1) { norm<256>(p); }
+
+// LayerNorm, a block for each row. Thread t has the columns t, t+256, ..., and writes those that it read, so that dst
+// may be x.
+struct LayerNormArgs {
+  float* dst;
+  const float *w, *bias;
+  In x;
+  int rows, cols, ds;
+  float eps;
+};
+KERNEL(small_layer_norm, LayerNormArgs, p, 256, 1) {
+  pdl_wait();
+  pdl_launch();
+  float* sums = (float*)smem;
+  auto total = [&](float v, float* at) __attribute__((always_inline)) {
+    v = warp_sum(v);
+    if ((TID & 31) == 0) at[TID >> 5] = v;
+    SYNC();
+    v = at[0];
+    for (int i = 1; i < 8; i++) v = fadd(v, at[i]);
+    return v;
+  };
+  float s = 0, q = 0;
+  for (int c = TID; c < p.cols; c += 256) s = fadd(s, in1(p.x, BID, c));
+  float mean = fdiv(total(s, sums), (float)p.cols);
+  for (int c = TID; c < p.cols; c += 256) {
+    float d = fadd(in1(p.x, BID, c), -mean);
+    q = ffma(d, d, q);
+  }
+  float f = fdiv(1.f, sqrt_(fadd(fdiv(total(q, sums + 8), (float)p.cols), p.eps)));
+  float* d = p.dst + (u64)BID * p.ds;
+  for (int c = TID; c < p.cols; c += 256)
+    d[c] = ffma(fmul(fadd(in1(p.x, BID, c), -mean), f), p.w[c], p.bias[c]);
+}
 
 // ---- rotary embedding
 

@@ -159,6 +159,19 @@ float gelu(float x) {
 	precise float y = x * sigmoid(u + u);
 	return y;
 }
+float gelu_erf(float x) { // see cuda/kernel/common.h
+	precise float z = abs(x) * 0.70710678;
+	precise float t = 1.0 / fma(z, 0.5, 1.0);
+	precise float p = fma(t, 0.17087277, -0.82215223);
+	p = fma(t, fma(t, p, 1.48851587), -1.13520398);
+	p = fma(t, fma(t, p, 0.27886807), -0.18628806);
+	p = fma(t, fma(t, p, 0.09678418), 0.37409196);
+	p = fma(t, fma(t, p, 1.00002368), -1.26551223);
+	precise float y = 0.5 * t * exp_(fma(z, -z, p)) * x;
+	precise float rest = x - y;
+	return x < 0 ? y : rest;
+}
+float quick_gelu(float x) { precise float u = x * 1.702; precise float y = x * sigmoid(u); return y; }
 float root(float s, float n, float eps) { precise float y = 1.0 / sqrt(s / n + eps); return y; }
 
 // ---- 32 lanes. The includer defines THREADS. All threads of a workgroup call these together.

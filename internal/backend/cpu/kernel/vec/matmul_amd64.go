@@ -34,13 +34,9 @@ const matTile = 4
 // nothing but k.
 const pieceLen = 1024
 
-// columnBytes is what one piece of all columns of a pass over the weights may
-// occupy, so that it stays in the second-level cache.
-const columnBytes = 1 << 20
-
-// blockBytes is the size of a block of rows that stays in the first-level cache while groups of
-// columns pass: a page of keys.
-const blockBytes = 24 << 10
+// blockBytes is the size of a piece of a block of rows, in float32, that stays in the second-level cache while columns
+// pass.
+const blockBytes = 512 << 10
 
 // decodeGroups is the number of column groups above which it pays to decode a
 // tile to float32 before it is multiplied.
@@ -71,52 +67,62 @@ func matRowsAsm(l kernel.Level, y []float32, ys int, typ quant.Type, w []byte, s
 	default:
 		m.decode = true
 	}
-	if m.decode && k <= m.piece && n > cols { // for many columns a block of decoded rows
-		step := k + 16 // rows at multiples of 4096 bytes would share cache sets
-		block := min(rows, max(matTile, blockBytes/(4*step)&^(matTile-1)))
-		b := getScratch(block * step)
-		defer scratch.Put(b)
-		for r := 0; r < rows; r += block {
-			some := min(block, rows-r)
-			for i := range some {
-				Load(typ, (*b)[i*step:][:k], w[(r+i)*stride:][:typ.RowBytes(k)])
-			}
-			matRowsAsm(l, y[r:], ys, quant.F32, f32Bytes(*b)[:4*((some-1)*step+k)], 4*step, k, x, xs, n, some, alpha)
-		}
-		return
-	}
 	if m.decode {
 		b := getScratch(matTile * (m.piece + 16))
 		defer scratch.Put(b)
 		m.tile = *b
 	}
-	if !m.decode && k <= m.piece && (n <= cols || rows*stride <= blockBytes) {
-		group := split(n, cols)
+	if n > cols {
+		m.blocks(n, split(n, cols))
+		return
+	}
+	if !m.decode && k <= m.piece {
 		full := rows / matTile
-		for c := 0; c < n && full > 0; c += group {
-			m.tiles(full, c, min(group, n-c))
+		if full > 0 {
+			m.tiles(w, stride, typ, full, 0, k, 0, 0, n)
 		}
 		if full*matTile < rows {
-			m.run(full*matTile, 0, 0, n, group)
+			m.run(full*matTile, 0, 0, n, n)
 		}
 		return
 	}
-	if n <= cols { // one group: read the weights in their order
-		for r := 0; r < rows; r += matTile {
-			for k0 := 0; k0 < k; k0 += m.piece {
-				m.run(r, k0, 0, n, n)
-			}
-		}
-		return
-	}
-	pass := split(n, max(cols, columnBytes/(4*m.piece)))
-	for c := 0; c < n; c += pass {
-		nc := min(pass, n-c)
-		group := split(nc, cols)
+	for r := 0; r < rows; r += matTile { // one group: read the weights in their order
 		for k0 := 0; k0 < k; k0 += m.piece {
-			for r := 0; r < rows; r += matTile {
-				m.run(r, k0, c, nc, group)
+			m.run(r, k0, 0, n, n)
+		}
+	}
+}
+
+// blocks multiplies with n columns, a group of them at a time. A piece of a block of rows stays in the second-level
+// cache while groups pass, and a piece of a group's columns in the first-level cache while the rows do: kernels read
+// less of columns than of rows.
+func (m *matPass) blocks(n, group int) {
+	block := min(m.rows, max(matTile, blockBytes/(4*m.piece)&^(matTile-1)))
+	var decoded []float32
+	if m.decode {
+		b := getScratch(block * (m.piece + 16))
+		defer scratch.Put(b)
+		decoded = *b
+	}
+	for r := 0; r < m.rows; r += block {
+		some := min(block, m.rows-r)
+		full := some / matTile
+		for k0 := 0; k0 < m.k && full > 0; k0 += m.piece {
+			k := min(m.piece, m.k-k0)
+			w, stride, typ := m.w[r*m.stride+m.typ.RowBytes(k0):], m.stride, m.typ
+			if m.decode {
+				step, size := k+16, m.typ.RowBytes(k) // rows at multiples of 4096 bytes would share cache sets
+				for i := range full * matTile {
+					Load(m.typ, decoded[i*step:][:k], w[i*m.stride:][:size])
+				}
+				w, stride, typ = f32Bytes(decoded), 4*step, quant.F32
 			}
+			for c := 0; c < n; c += group {
+				m.tiles(w, stride, typ, full, k0, k, r, c, min(group, n-c))
+			}
+		}
+		for k0 := 0; k0 < m.k && full*matTile < some; k0 += m.piece {
+			m.run(r+full*matTile, k0, 0, n, group)
 		}
 	}
 }
@@ -139,15 +145,19 @@ type matPass struct {
 	tile   []float32 // [matTile][piece], decoded weights
 }
 
-// tiles multiplies the first n tiles with columns [c,c+nc) in one call.
-func (m *matPass) tiles(n, c, nc int) {
+// tiles multiplies a piece of k values at k0 of n tiles from row r on, which lie at w, with columns [c,c+nc) in one
+// call.
+func (m *matPass) tiles(w []byte, stride int, typ quant.Type, n, k0, k, r, c, nc int) {
 	a := matArgs{
-		w: unsafe.Pointer(&m.w[0]), stride: uintptr(m.stride),
-		next: uintptr(unsafe.Pointer(&m.w[0])) + uintptr(matTile*m.stride), adv: 64,
-		x: unsafe.Pointer(&m.x[c*m.xs]), xs: uintptr(4 * m.xs), k: m.k,
-		y: unsafe.Pointer(&m.y[c*m.ys]), ys: uintptr(4 * m.ys), alpha: m.alpha, tiles: n,
+		w: unsafe.Pointer(&w[0]), stride: uintptr(stride),
+		next: uintptr(unsafe.Pointer(&w[0])) + uintptr(matTile*stride), adv: 64,
+		x: unsafe.Pointer(&m.x[c*m.xs+k0]), xs: uintptr(4 * m.xs), k: k,
+		y: unsafe.Pointer(&m.y[c*m.ys+r]), ys: uintptr(4 * m.ys), alpha: m.alpha, tiles: n,
 	}
-	matKernel(m.l, m.typ, nc, (*byte)(unsafe.Pointer(&a)))
+	if k0 > 0 {
+		a.add = 1
+	}
+	matKernel(m.l, typ, nc, (*byte)(unsafe.Pointer(&a)))
 }
 
 // run multiplies the piece at k0 of rows [r,r+matTile), or what there is of
