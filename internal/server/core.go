@@ -31,6 +31,8 @@ type core struct {
 	changed atomic.Pointer[sample.Defaults] // by POST /props
 	pull    atomic.Pointer[PullFunc]        // nil downloads nothing
 
+	memory *memory // of conversations that later requests continue
+
 	mu    sync.Mutex
 	inUse map[*engine.Engine]*model
 
@@ -40,6 +42,7 @@ type core struct {
 
 func newCore(cfg Config) *core {
 	s := &core{cfg: cfg.withDefaults(), started: time.Now(), inUse: map[*engine.Engine]*model{}}
+	s.memory = newMemory(s.cfg.MaxStored, s.cfg.StoredAge)
 	s.stopping, s.stop = context.WithCancel(context.Background())
 	s.metrics = newMeter(s.started, s.models, cfg.Upstreams)
 	if cfg.Traces != nil {

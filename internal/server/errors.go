@@ -23,6 +23,7 @@ type apiError struct {
 	Type    string // OpenAI's and llama.cpp's word for the kind
 	Code    string // a finer one where clients know it
 	Param   string // the request's field that is at fault
+	Detail  string // Anthropic's code for what its clients can repair themselves
 	Message string
 	// Log is what the log says instead: more than clients may know, or less where the message may have their text in it.
 	Log string
@@ -192,6 +193,7 @@ type errorJSON struct {
 	Code    *string `json:"code"`
 	Prompt  int     `json:"n_prompt_tokens,omitempty"`
 	Context int     `json:"n_ctx,omitempty"`
+	Details any     `json:"details,omitempty"` // Anthropic's
 }
 
 func (e *apiError) json() errorJSON {
@@ -234,6 +236,9 @@ type anthropicError struct {
 func (e *apiError) anthropic() anthropicError {
 	j := e.json()
 	j.Type = e.anthropicType()
+	if e.Detail != "" {
+		j.Details = map[string]string{"error_code": e.Detail}
+	}
 	return anthropicError{"error", j}
 }
 

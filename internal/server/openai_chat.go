@@ -35,14 +35,7 @@ type chatRequest struct {
 }
 
 // openAI answers OpenAI's endpoints. Paths without /v1 are llama.cpp's.
-type openAI struct {
-	*core
-	memory *memory // of responses
-}
-
-func newOpenAI(s *core) *openAI {
-	return &openAI{s, newMemory(s.cfg.MaxStored, s.cfg.StoredAge)}
-}
+type openAI struct{ *core }
 
 func (s *openAI) endpoints() map[string]endpoint {
 	return map[string]endpoint{

@@ -341,7 +341,7 @@ func (a *responseAnswer) finish() error {
 	u.OutputDetails.ReasoningTokens = a.rep.thinkTokens
 	a.base.Usage, a.base.Timings, a.base.Status = u, timings(res), status
 	if a.memory != nil { // before the client can refer to it
-		stored, err := a.memory.put(a.owner, &a.base, a.q.items)
+		stored, err := putResponse(a.memory, a.owner, &a.base, a.q.items)
 		if err != nil {
 			return err
 		}
