@@ -196,9 +196,8 @@ func (f *Format) Chat(msgs []chat.Message, o Options) (*Prompt, error) {
 	for _, t := range o.Tools {
 		size += len(t)
 	}
-	if err := f.Fits(size, o.Context); err != nil {
-		return nil, err
-	}
+	// Whatever its tokens, it may be too long. It is counted all the same: clients cut by how much it is.
+	long := o.Context > 0 && size/max(x.longest, 1) >= o.Context && !f.model.Prefill.Active()
 	opt := chat.Options{
 		Tools: o.Tools, AddGenerationPrompt: !o.NoTurn, EnableThinking: o.Thinking, Extra: o.Extra,
 		BOS: f.BOS, EOS: f.EOS, Done: o.Done,
@@ -218,14 +217,24 @@ func (f *Format) Chat(msgs []chat.Message, o Options) (*Prompt, error) {
 	if stop := stopped(o.Done); stop != nil {
 		return nil, stop // whatever the template says of it, or found in it
 	}
+	if err != nil && long {
+		return nil, &engine.ContextError{Context: o.Context}
+	}
 	if err != nil {
 		return nil, err
 	}
 	plain = append(plain, spoken(text+continued, len(text))...)
 	text += continued
 	tok := f.model.Tokenizer
-	return &Prompt{Text: text, Tokens: encode(tok, text, plain, o.Done), Thinking: parse.ThinkingOpen(text),
-		Shortened: short, tok: tok, format: x, tools: o.Tools, whole: o.Whole}, stopped(o.Done)
+	ids := encode(tok, text, plain, o.Done)
+	if stop := stopped(o.Done); stop != nil {
+		return nil, stop
+	}
+	if long {
+		return nil, &engine.ContextError{Prompt: len(ids), Context: o.Context}
+	}
+	return &Prompt{Text: text, Tokens: ids, Thinking: parse.ThinkingOpen(text),
+		Shortened: short, tok: tok, format: x, tools: o.Tools, whole: o.Whole}, nil
 }
 
 // textOnly refuses images, sounds and whatever else no model here can read: templates would put a token there that
@@ -306,18 +315,6 @@ func encode(tok *tokenizer.Tokenizer, text string, plain []chat.Span, done <-cha
 		ids = append([]int32{bos}, ids...)
 	}
 	return ids
-}
-
-// Fits refuses a text that is too long whatever its tokens, before any work is done on it.
-func (f *Format) Fits(bytes, context int) error {
-	x, err := f.load()
-	if err != nil {
-		return err
-	}
-	if n := bytes / max(x.longest, 1); context > 0 && n >= context && !f.model.Prefill.Active() {
-		return &engine.ContextError{Prompt: n, Context: context}
-	}
-	return nil
 }
 
 // messageSize is how much text a message adds to the prompt at least; templates may leave out reasoning.

@@ -135,11 +135,16 @@ var (
 	ErrNotFinite = errors.New("the model's output is not a finite number; its file may be damaged")
 )
 
-// ContextError reports a prompt that does not fit.
+// ContextError reports a prompt that does not fit; the answer needs room, too. A prompt that was not counted has 0 tokens.
 type ContextError struct {
 	Prompt, Context int // tokens
 }
 
 func (e *ContextError) Error() string {
-	return fmt.Sprintf("the prompt has %d tokens; the context holds %d, the answer included", e.Prompt, e.Context)
+	count := ""
+	if e.Prompt > 0 {
+		count = fmt.Sprintf(" (%d tokens)", e.Prompt)
+	}
+	// Agents know llama.cpp's words and shorten the conversation when they read them.
+	return fmt.Sprintf("request%s exceeds the available context size (%d tokens)", count, e.Context)
 }

@@ -236,6 +236,13 @@ type anthropicError struct {
 func (e *apiError) anthropic() anthropicError {
 	j := e.json()
 	j.Type = e.anthropicType()
+	if e.Context > 0 { // the words that clients look for before they shorten the conversation
+		j.Message = "prompt is too long: "
+		if e.Prompt > 0 {
+			j.Message += fmt.Sprintf("%d tokens > ", e.Prompt)
+		}
+		j.Message += fmt.Sprintf("%d maximum", e.Context)
+	}
 	if e.Detail != "" {
 		j.Details = map[string]string{"error_code": e.Detail}
 	}

@@ -17,9 +17,6 @@ const maxPrompts = 2048
 
 // textPrompt returns the prompt of a text that is continued as it is, without the template.
 func (m *model) textPrompt(text string, done <-chan struct{}) (*dialog.Prompt, error) {
-	if err := m.format.Fits(len(text), m.engine.Config().Context); err != nil {
-		return nil, err
-	}
 	return m.format.Text(text, true, done)
 }
 
@@ -97,8 +94,8 @@ func (m *model) tokenList(raw json.RawMessage, at string) ([]int32, error) {
 	}
 	// An id with its comma takes 32 bytes at most in any list worth reading; a list that must be too
 	// long is refused unread.
-	if n, limit := len(raw)/32, m.engine.Config().Context; n > limit {
-		return nil, &engine.ContextError{Prompt: n, Context: limit}
+	if limit := m.engine.Config().Context; len(raw)/32 > limit {
+		return nil, &engine.ContextError{Prompt: bytes.Count(raw, []byte(",")) + 1, Context: limit}
 	}
 	var ids []int32
 	if err := decodeJSON(raw, at, &ids); err != nil {
@@ -114,13 +111,6 @@ func (m *model) tokenList(raw json.RawMessage, at string) ([]int32, error) {
 
 // fill returns the prompt of what stands between two texts, for models that were trained for it.
 func (m *model) fill(prefix, suffix string, extra []infillFile, done <-chan struct{}) (*dialog.Prompt, error) {
-	size := len(prefix) + len(suffix)
-	for _, f := range extra {
-		size += len(f.Name) + len(f.Text)
-	}
-	if err := m.format.Fits(size, m.engine.Config().Context); err != nil {
-		return nil, err
-	}
 	var ids []int32
 	missing := false
 	role := func(r tokenizer.Role) {
