@@ -136,7 +136,7 @@ the one "strobe config" names.`,
 	f.StringVar(&opt.host, "host", "127.0.0.1", "address to listen on; 0.0.0.0 is every one of the machine")
 	f.IntVar(&opt.port, "port", 8080, "port to listen on; 0 takes a free one")
 	f.IntVar(&opt.parallel, "parallel", 4, "requests that run together")
-	f.IntVar(&opt.queue, "queue", 64, "requests that may wait for their turn; others are refused")
+	f.IntVar(&opt.queue, "queue", 512, "requests that may wait for their turn; others are refused")
 	f.IntVar(&opt.maxTokens, "max-tokens", 0,
 		"most tokens of an answer when the request does not say (default: until the context is full)")
 	f.StringArrayVar(&opt.keys, "api-key", nil, "key that requests must give; may be repeated (also "+keyVariable+")")

@@ -1,13 +1,27 @@
 package server
 
 import (
+	"bytes"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"strings"
 	"testing"
 
 	"strobe/internal/engine"
 )
+
+// TestContextTooLarge: a context beyond the model's is cut, and the log says so.
+func TestContextTooLarge(t *testing.T) {
+	for ask, warned := range map[int]bool{64: false, 1 << 30: true} {
+		var log bytes.Buffer
+		f := start(t, options{plain: true,
+			engine: engine.Config{Context: ask, Log: slog.New(slog.NewTextHandler(&log, nil))}})
+		if got := strings.Contains(log.String(), "the context is shorter than asked for"); got != warned {
+			t.Errorf("a context of %d, of %d: the log says %q", ask, f.e.Config().Context, log.String())
+		}
+	}
+}
 
 // TestContextError: agents shorten a conversation and try again when they read these words, by as much as the numbers
 // say. The count is the one of the endpoints that count.

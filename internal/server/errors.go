@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/http"
 	"regexp"
 	"strings"
+	"time"
 
 	"strobe/internal/chat"
 	"strobe/internal/dialog"
@@ -105,6 +107,15 @@ func cutText(s string, most int) string {
 	return s
 }
 
+// queueError reports a full queue and when it will have room.
+type queueError struct {
+	wait time.Duration
+	err  error
+}
+
+func (e *queueError) Error() string { return e.err.Error() }
+func (e *queueError) Unwrap() error { return e.err }
+
 func unavailable(msg string) *apiError {
 	return &apiError{Status: http.StatusServiceUnavailable, Type: "unavailable_error", Message: msg, Retry: 1}
 }
@@ -132,6 +143,7 @@ func explain(err error) *apiError {
 		schema  *grammar.Error
 		size    *http.MaxBytesError
 		slot    *engine.SlotError
+		full    *queueError
 	)
 	bad := func(param string) *apiError {
 		return &apiError{Status: http.StatusBadRequest, Type: "invalid_request_error", Param: param, Message: err.Error()}
@@ -170,6 +182,10 @@ func explain(err error) *apiError {
 		return bad("strobe.draft")
 	case errors.Is(err, engine.ErrUnsupported):
 		return &apiError{Status: http.StatusNotImplemented, Type: "not_supported_error", Message: err.Error()}
+	case errors.As(err, &full):
+		e := unavailable(err.Error())
+		e.Retry = int(math.Ceil(full.wait.Seconds()))
+		return e
 	case errors.Is(err, engine.ErrQueueFull), errors.Is(err, engine.ErrNoRoom), errors.Is(err, errLoading),
 		errors.Is(err, errHeld), errors.Is(err, engine.ErrNoMemory),
 		errors.Is(err, engine.ErrFileChanged):

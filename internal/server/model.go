@@ -31,6 +31,7 @@ type model struct {
 	template *chat.Template
 	defaults ChatDefaults
 	grammars *grammars
+	pace     pace
 }
 
 func newModel(name string, e *engine.Engine, defaults ChatDefaults) (*model, error) {
@@ -39,7 +40,8 @@ func newModel(name string, e *engine.Engine, defaults ChatDefaults) (*model, err
 	if err != nil {
 		return nil, err
 	}
-	return &model{name, e, tok, format, template, defaults, newGrammars(tok, template)}, nil
+	return &model{name: name, engine: e, tok: tok, format: format, template: template, defaults: defaults,
+		grammars: newGrammars(tok, template)}, nil
 }
 
 func (m *model) modelName() string { return m.name }
@@ -53,7 +55,14 @@ func (l *lease) submit(ctx context.Context, rep *reply) (generation, error) {
 	if l.core.tweak != nil {
 		l.core.tweak(&rep.req, l.model)
 	}
-	return l.engine.Submit(ctx, rep.req)
+	g, err := l.engine.Submit(ctx, rep.req)
+	if errors.Is(err, engine.ErrQueueFull) {
+		return nil, &queueError{l.pace.wait(l.engine.Snapshot().Queued), err}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return g, nil
 }
 
 // render returns the prompt of a conversation.
