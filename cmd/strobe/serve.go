@@ -30,6 +30,7 @@ import (
 	"strobe/internal/platform"
 	"strobe/internal/sample"
 	"strobe/internal/server"
+	"strobe/models"
 )
 
 type serveOptions struct {
@@ -540,7 +541,7 @@ func (o *serveOptions) config(log *slog.Logger) (cfg server.Config, err error) {
 		MaxBody: int64(o.maxBody), MaxConns: o.maxConns, MaxPerAddress: o.perAddress,
 		WriteTimeout: o.writeTimeout, Drain: o.drain,
 		MaxStored: int64(o.maxStored), StoredAge: o.storedAge, LocalOrigins: isLoopback(o.host),
-		Sampling: o.given, ChangeProps: o.props,
+		Sampling: o.given, ChangeProps: o.props, NoFill: []string{models.Name},
 	}
 	if o.maxStored == 0 { // there zero means the default
 		cfg.MaxStored = -1

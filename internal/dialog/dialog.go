@@ -27,8 +27,9 @@ import (
 type Format struct {
 	BOS, EOS string // text of the tokens that templates may write
 
-	model *engine.Model
-	load  func() (*format, error) // once, when a conversation needs it
+	model  *engine.Model
+	source string                  // of the template; "" takes one for models without
+	load   func() (*format, error) // once, when a conversation needs it
 }
 
 // format is what conversations need besides the tokenizer.
@@ -44,22 +45,25 @@ type format struct {
 var markers = []string{"<|channel>", "<channel|>", "<|tool_call>", "<think>", "</think>", "<tool_call>", "</tool_call>"}
 
 // For returns the format of a model. It uses the model's tokenizer and template only.
-func For(m *engine.Model) *Format {
-	f := &Format{model: m}
+func For(m *engine.Model) *Format { return WithTemplate(m, m.Template) }
+
+// WithTemplate returns the format of a model with another template than its file's.
+func WithTemplate(m *engine.Model, template string) *Format {
+	f := &Format{model: m, source: template}
 	if id, ok := m.Tokenizer.BOS(); ok {
 		f.BOS = m.Tokenizer.Text(id)
 	}
 	if id, ok := m.Tokenizer.EOS(); ok {
 		f.EOS = m.Tokenizer.Text(id)
 	}
-	f.load = sync.OnceValues(func() (*format, error) { return load(m) })
+	f.load = sync.OnceValues(func() (*format, error) { return load(m, template) })
 	return f
 }
 
-func load(m *engine.Model) (*format, error) {
+func load(m *engine.Model, template string) (*format, error) {
 	f := &format{}
 	var err error
-	if f.template, err = chat.ForModel(m.Template); err != nil {
+	if f.template, err = chat.ForModel(template); err != nil {
 		return nil, fmt.Errorf("%s: %w", m.Path, err)
 	}
 	for id := range tokenizer.ID(m.Tokenizer.Size()) {
@@ -86,7 +90,7 @@ func (f *Format) Template() (*chat.Template, error) {
 }
 
 // Converses reports whether the model's file has a chat template.
-func (f *Format) Converses() bool { return f.model.Template != "" }
+func (f *Format) Converses() bool { return f.source != "" }
 
 // Options of one prompt. The zero value lets the template decide.
 type Options struct {

@@ -211,7 +211,7 @@ func (s *llamaCPP) embedding(w http.ResponseWriter, r *http.Request, q *nativeEm
 		return nil, err
 	}
 	defer l.release()
-	vectors, _, err := l.embed(r.Context(), q.Content, nil)
+	vectors, _, err := l.embed(r.Context(), q.Content, nil, false)
 	if err != nil {
 		return nil, err
 	}

@@ -32,6 +32,8 @@ type model struct {
 	defaults ChatDefaults
 	grammars *grammars
 	pace     pace
+	derived  *derivedModel // what it was derived as; nil for the file as it is
+	fills    bool          // it may be asked to fill in the middle
 }
 
 func newModel(name string, e *engine.Engine, defaults ChatDefaults) (*model, error) {
@@ -48,6 +50,13 @@ func (m *model) modelName() string { return m.name }
 
 func (l *lease) request(f *samplingFields) (engine.Request, error) {
 	req := l.core.defaults(l.model)
+	if l.derived != nil {
+		for i := range l.derived.fields {
+			if err := l.derived.fields[i].apply(&req, l.tok); err != nil {
+				return req, err
+			}
+		}
+	}
 	return req, f.apply(&req, l.tok)
 }
 

@@ -125,7 +125,7 @@ func TestOllamaErrors(t *testing.T) {
 			t.Errorf("%s: %d %s", body, status, b)
 		}
 	}
-	for _, body := range []string{`{"prompt":"x","suffix":"y"}`, `{"prompt":"x","template":"y"}`,
+	for _, body := range []string{`{"prompt":"x","template":"y"}`,
 		`{"prompt":"x","images":["y"]}`} {
 		if status, b := f.do("POST", "/api/generate", body); status != http.StatusBadRequest ||
 			!strings.Contains(string(b), "is not supported") {

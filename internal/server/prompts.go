@@ -101,18 +101,23 @@ func (m *model) tokenList(raw json.RawMessage, at string) ([]int32, error) {
 	if err := decodeJSON(raw, at, &ids); err != nil {
 		return nil, err
 	}
+	return ids, m.checkTokens(ids, at)
+}
+
+// checkTokens makes sure that all ids are those of tokens.
+func (m *model) checkTokens(ids []int32, at string) error {
 	for i, id := range ids {
 		if id < 0 || int(id) >= m.tok.Size() {
-			return nil, invalid(at+index(i), "%d is not the id of a token", id)
+			return invalid(at+index(i), "%d is not the id of a token", id)
 		}
 	}
-	return ids, nil
+	return nil
 }
 
 // fill returns the prompt of what stands between two texts, for models that were trained for it.
 func (m *model) fill(prefix, suffix string, extra []infillFile, done <-chan struct{}) (*dialog.Prompt, error) {
 	var ids []int32
-	missing := false
+	missing := !m.fills
 	role := func(r tokenizer.Role) {
 		id, ok := m.tok.Role(r)
 		missing = missing || !ok
@@ -144,7 +149,7 @@ func (m *model) fill(prefix, suffix string, extra []infillFile, done <-chan stru
 	text(suffix)
 	role(tokenizer.RoleFIMMid)
 	if missing {
-		return nil, fmt.Errorf("%w: it has no tokens for filling in the middle", engine.ErrUnsupported)
+		return nil, fmt.Errorf("%w: the model was not trained for filling in the middle", engine.ErrUnsupported)
 	}
 	select {
 	case <-done:
@@ -160,23 +165,31 @@ type infillFile struct {
 	Text string `json:"text"`
 }
 
-// embed returns the vectors of texts or lists of tokens, each of length 1, and how many tokens they have.
-func (m *model) embed(ctx context.Context, input json.RawMessage, dimensions *int) (
+// embed returns the vectors of texts or lists of tokens, each of length 1, and how many tokens they have. truncate cuts
+// those that do not fit into the context.
+func (m *model) embed(ctx context.Context, input json.RawMessage, dimensions *int, truncate bool) (
 	out [][]float32, tokens int, err error) {
 	inputs, err := m.prompts(ctx, "input", input)
 	if err != nil {
 		return nil, 0, err
 	}
-	if hidden := m.engine.Model().Target.Hidden; dimensions != nil && *dimensions != hidden {
-		return nil, 0, invalid("dimensions", "this model has %d", hidden)
+	hidden := m.engine.Model().Target.Hidden
+	if dimensions != nil && (*dimensions < 1 || *dimensions > hidden) {
+		return nil, 0, invalid("dimensions", "%d is not between 1 and the %d that this model has", *dimensions, hidden)
 	}
 	for i, in := range inputs {
 		if len(in.Tokens) == 0 {
 			return nil, 0, invalid("input"+index(i), "is empty")
 		}
+		if n := m.engine.Config().Context; truncate && len(in.Tokens) > n {
+			in.Tokens = in.Tokens[:n]
+		}
 		x, err := m.engine.Embed(ctx, in.Tokens)
 		if err != nil {
 			return nil, 0, err
+		}
+		if dimensions != nil { // the first ones, which are made to be of use alone where a model has such
+			x = x[:*dimensions]
 		}
 		normalise(x)
 		out = append(out, x)

@@ -136,13 +136,17 @@ func (f *samplingFields) apply(req *engine.Request, tok *tokenizer.Tokenizer) er
 	if given {
 		p.Seed = n
 	}
-	if req.Stops, err = stops("stop", f.Stop); err != nil {
-		return err
+	if kindOf(f.Stop) != "null" {
+		if req.Stops, err = stops("stop", f.Stop); err != nil {
+			return err
+		}
 	}
-	if p.LogitBias, err = logitBias(f.LogitBias, tok); err != nil {
-		return err
+	if kindOf(f.LogitBias) != "null" {
+		if p.LogitBias, err = logitBias(f.LogitBias, tok); err != nil {
+			return err
+		}
 	}
-	req.IgnoreEOG = f.IgnoreEOS
+	req.IgnoreEOG = req.IgnoreEOG || f.IgnoreEOS
 	if req.Progress = f.ReturnProgress; f.IDSlot != nil && *f.IDSlot >= 0 {
 		req.Slot = f.IDSlot
 	}
