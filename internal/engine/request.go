@@ -141,10 +141,9 @@ type ContextError struct {
 }
 
 func (e *ContextError) Error() string {
-	count := ""
-	if e.Prompt > 0 {
-		count = fmt.Sprintf(" (%d tokens)", e.Prompt)
-	}
 	// Agents know llama.cpp's words and shorten the conversation when they read them.
-	return fmt.Sprintf("request%s exceeds the available context size (%d tokens)", count, e.Context)
+	if e.Prompt == 0 {
+		return fmt.Sprintf("request exceeds the available context size (%d tokens)", e.Context)
+	}
+	return fmt.Sprintf("request (%d tokens) exceeds the available context size (%d tokens)", e.Prompt, e.Context)
 }
