@@ -33,7 +33,9 @@ type messagesRequest struct {
 		Format *responseFormat `json:"format"`
 		Effort string          `json:"effort"`
 	} `json:"output_config"`
-	Thread *threadField `json:"thread"`
+	Thread     *threadField      `json:"thread"`
+	MCPServers []json.RawMessage `json:"mcp_servers"` // refused, like the next one
+	Container  json.RawMessage   `json:"container"`
 
 	sent   []anthropicMessage // the messages of the request itself, when a thread has more
 	before int                // how many messages the thread has before them
@@ -71,6 +73,9 @@ func blocks(raw json.RawMessage, at string) ([]block, error) {
 
 // conversation turns the request into messages the template knows.
 func (q *messagesRequest) conversation() (*conversation, error) {
+	if err := q.refuse(); err != nil {
+		return nil, err
+	}
 	c := newConversation(q.Model, &samplingFields{commonSampling: q.commonSampling, MaxTokens: q.MaxTokens}, q.Stream)
 	system, err := systemText(q.System)
 	if err != nil {
@@ -226,7 +231,14 @@ func (q *messagesRequest) tools(c *conversation) error {
 			return err
 		}
 		if t.Type != "" && t.Type != "custom" {
-			continue // tools that run on Anthropic's servers
+			tool, err := anthropicClientTool(t.Type, t.Name, at)
+			if err != nil {
+				return err
+			}
+			if tool != nil {
+				c.tools = append(c.tools, tool)
+			}
+			continue
 		}
 		if t.Name == "" {
 			return invalid(at+".name", "is missing")
@@ -471,12 +483,4 @@ func (s *anthropic) countTokens(w http.ResponseWriter, r *http.Request, q *messa
 		return nil, err
 	}
 	return map[string]int{"input_tokens": len(p.Tokens)}, nil
-}
-
-// objectOr is the arguments of a call as JSON, whatever the model wrote.
-func objectOr(args string) json.RawMessage {
-	if raw := json.RawMessage(args); json.Valid(raw) && kindOf(raw) == "object" {
-		return raw
-	}
-	return json.RawMessage("{}")
 }

@@ -178,6 +178,9 @@ func decodeChoice(raw json.RawMessage, tools []json.RawMessage) (c toolChoice, e
 			return c, c.allow(o.Mode, o.Tools, tools)
 		}
 		if c.name = o.flat(); c.name == "" {
+			c.name = clientTools[o.Type].name // named by its type alone
+		}
+		if c.name == "" {
 			return c, invalid(at+".function.name", "is missing")
 		}
 	default:
