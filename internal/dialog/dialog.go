@@ -9,6 +9,7 @@
 package dialog
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -27,9 +28,9 @@ import (
 type Format struct {
 	BOS, EOS string // text of the tokens that templates may write
 
-	model  *engine.Model
-	source string                  // of the template; "" takes one for models without
-	load   func() (*format, error) // once, when a conversation needs it
+	model *engine.Model
+	own   string                  // template in place of the file's; "" takes that
+	load  func() (*format, error) // once, when a conversation needs it
 }
 
 // format is what conversations need besides the tokenizer.
@@ -42,23 +43,27 @@ type format struct {
 }
 
 // markers stand around reasoning and tool calls in answers.
-var markers = []string{"<|channel>", "<channel|>", "<|tool_call>", "<think>", "</think>", "<tool_call>", "</tool_call>"}
+var markers = []string{"<|channel>", "<channel|>", "<|tool_call>", "<think>", "</think>", "<tool_call>", "</tool_call>",
+	"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]", "<|python_tag|>"}
 
 // For returns the format of a model. It uses the model's tokenizer and template only.
-func For(m *engine.Model) *Format { return WithTemplate(m, m.Template) }
+func For(m *engine.Model) *Format { return WithTemplate(m, "") }
 
 // WithTemplate returns the format of a model with another template than its file's.
 func WithTemplate(m *engine.Model, template string) *Format {
-	f := &Format{model: m, source: template}
+	f := &Format{model: m, own: template}
 	if id, ok := m.Tokenizer.BOS(); ok {
 		f.BOS = m.Tokenizer.Text(id)
 	}
 	if id, ok := m.Tokenizer.EOS(); ok {
 		f.EOS = m.Tokenizer.Text(id)
 	}
-	f.load = sync.OnceValues(func() (*format, error) { return load(m, template) })
+	f.load = sync.OnceValues(func() (*format, error) { return load(m, f.source()) })
 	return f
 }
+
+// source is the text of the template; "" if the model has none.
+func (f *Format) source() string { return cmp.Or(f.own, f.model.Template) }
 
 func load(m *engine.Model, template string) (*format, error) {
 	f := &format{}
@@ -90,7 +95,7 @@ func (f *Format) Template() (*chat.Template, error) {
 }
 
 // Converses reports whether the model's file has a chat template.
-func (f *Format) Converses() bool { return f.source != "" }
+func (f *Format) Converses() bool { return f.source() != "" }
 
 // Options of one prompt. The zero value lets the template decide.
 type Options struct {

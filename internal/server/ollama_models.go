@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"strobe/internal/chat/parse"
 	"strobe/internal/engine"
 	"strobe/internal/tokenizer"
 	"strobe/internal/upstream"
@@ -151,7 +152,7 @@ func (s *ollama) show(w http.ResponseWriter, r *http.Request, q *ollamaNamed) (a
 	}
 	defer l.release()
 	caps := []string{"completion"}
-	if l.template.Tools() {
+	if l.template.Tools() && parse.Calls(l.template.Source()) {
 		caps = append(caps, "tools")
 	}
 	if src := l.template.Source(); l.template.Thinking() || strings.Contains(src, "<think>") {
