@@ -108,6 +108,11 @@ func (q *messagesRequest) conversation() (*conversation, error) {
 	if c.format, err = f.format(); err != nil {
 		return nil, err
 	}
+	if q.OutputConfig != nil {
+		if err := (&thinkingFields{ReasoningEffort: q.OutputConfig.Effort}).apply(c); err != nil {
+			return nil, err
+		}
+	}
 	if t := q.Thinking; t != nil {
 		if !slices.Contains([]string{"enabled", "disabled", "adaptive"}, t.Type) {
 			return nil, invalid("thinking.type", "%q is none of enabled, disabled and adaptive", t.Type)

@@ -114,7 +114,7 @@ func TestOllamaErrors(t *testing.T) {
 		`{"messages":[{"role":"user","content":"x"}],"format":"xml"}`:                     "format: must be",
 		`{"messages":[{"role":"user","content":"x"}],"format":5}`:                         "format: must be",
 		`{"messages":[{"role":"user","content":"x"}],"think":5}`:                          "think: must be",
-		`{"messages":[{"role":"user","content":"x"}],"options":{"mirostat":1}}`:           "mirostat: is not supported",
+		`{"messages":[{"role":"user","content":"x"}],"options":{"t_max_predict_ms":1}}`:   "t_max_predict_ms: is not supported",
 		`{"messages":[{"role":"user","content":"x"}],"options":{"temperature":"hot"}}`:    "temperature",
 		`{"messages":[{"role":"assistant","content":"","tool_calls":[{"function":{}}]}]}`: "function.name: is missing",
 		`{"messages":[{"role":"user","content":"x"}],"tools":[{"type":"function"}]}`:      "tools[0].function.name",

@@ -29,6 +29,8 @@ type chatRequest struct {
 	TopLogProbs       *int              `json:"top_logprobs"`
 	AddTurn           *bool             `json:"add_generation_prompt"`
 	ContinueLast      *bool             `json:"continue_final_message"`
+	Modalities        []string          `json:"modalities"`
+	ParseToolCalls    *bool             `json:"parse_tool_calls"`
 	thinkingFields
 	formatFields
 	refusedFields
@@ -66,6 +68,17 @@ func (q *chatRequest) conversation() (*conversation, error) {
 	}
 	if c.messages, err = decodeMessages(q.Messages); err != nil {
 		return nil, err
+	}
+	for i, m := range q.Modalities {
+		if m != "text" {
+			return nil, invalid("modalities"+index(i), "%q is not supported; answers are text", m)
+		}
+	}
+	if q.ParseToolCalls != nil && !*q.ParseToolCalls {
+		return nil, invalid("parse_tool_calls", "is not supported; reasoning_format \"none\" leaves the text as it is")
+	}
+	if q.ContinueLast != nil && *q.ContinueLast && q.AddTurn != nil && *q.AddTurn {
+		return nil, invalid("add_generation_prompt", "cannot be used with continue_final_message")
 	}
 	c.continueLast, c.noTurn = q.ContinueLast, q.AddTurn != nil && !*q.AddTurn
 	if q.ContinueLast != nil && *q.ContinueLast && c.messages[len(c.messages)-1].Role != "assistant" {

@@ -30,7 +30,8 @@ type responsesRequest struct {
 	commonSampling
 	Stream bool `json:"stream"`
 	Text   *struct {
-		Format *responseFormat `json:"format"`
+		Format    *responseFormat `json:"format"`
+		Verbosity string          `json:"verbosity"`
 	} `json:"text"`
 	Reasoning *struct {
 		Effort  string `json:"effort"`
@@ -133,6 +134,9 @@ func (s *openAI) responsesConversation(r *http.Request, q *responsesRequest) (*c
 	t := thinkingFields{Kwargs: q.Kwargs}
 	if q.Reasoning != nil {
 		t.ReasoningEffort = q.Reasoning.Effort
+	}
+	if q.Text != nil {
+		t.Verbosity = q.Text.Verbosity
 	}
 	return c, t.apply(c)
 }
