@@ -30,6 +30,7 @@ import (
 	"strobe/internal/platform"
 	"strobe/internal/sample"
 	"strobe/internal/server"
+	"strobe/models"
 )
 
 type serveOptions struct {
@@ -139,7 +140,7 @@ the one "strobe config" names.`,
 	f.StringVar(&opt.host, "host", "127.0.0.1", "address to listen on; 0.0.0.0 is every one of the machine")
 	f.IntVar(&opt.port, "port", 8080, "port to listen on; 0 takes a free one")
 	f.IntVar(&opt.parallel, "parallel", 4, "requests that run together")
-	f.IntVar(&opt.queue, "queue", 64, "requests that may wait for their turn; others are refused")
+	f.IntVar(&opt.queue, "queue", 512, "requests that may wait for their turn; others are refused")
 	f.IntVar(&opt.maxTokens, "max-tokens", 0,
 		"most tokens of an answer when the request does not say (default: until the context is full)")
 	f.StringArrayVar(&opt.keys, "api-key", nil, "key that requests must give; may be repeated (also "+keyVariable+")")
@@ -548,6 +549,7 @@ func (o *serveOptions) config(log *slog.Logger) (cfg server.Config, err error) {
 		WriteTimeout: o.writeTimeout, Drain: o.drain,
 		MaxStored: int64(o.maxStored), StoredAge: o.storedAge, LocalOrigins: isLoopback(o.host),
 		Sampling: o.given, ChangeProps: o.props, FetchImages: o.imageURLs, MediaPath: o.mediaPath,
+		NoFill: []string{models.Name},
 	}
 	if o.mediaPath != "" {
 		if st, err := os.Stat(o.mediaPath); err != nil || !st.IsDir() {

@@ -155,6 +155,9 @@ func TestTransformersTexts(t *testing.T) {
 				}
 			}
 			opt.Strict = false
+			if tmpl.jinja.HasName("date_string") { // the day that the template takes where it knows none
+				opt.Now = time.Date(2024, 7, 26, 0, 0, 0, 0, time.UTC)
+			}
 			got, err = tmpl.Render(req.Messages, opt)
 			if want.OK != nil && scenario != "call_str" && scenario != "parts" && scenario != "image" {
 				if err != nil || got != *want.OK {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"regexp"
 	"sync"
 	"time"
 
@@ -84,6 +85,9 @@ func (t *Template) Tools() bool { return t.jinja.HasName("tools") && !t.fallback
 // Thinking reports whether the template has a switch for thinking.
 func (t *Template) Thinking() bool { return t.jinja.HasName("enable_thinking") }
 
+// asksDefined finds templates that know what to do without enable_thinking.
+var asksDefined = regexp.MustCompile(`enable_thinking\s+is\s+(not\s+)?(un)?defined|enable_thinking\s*\|\s*default`)
+
 // reserved are the variables Extra cannot set.
 var reserved = map[string]bool{"messages": true, "tools": true, "add_generation_prompt": true}
 
@@ -128,6 +132,12 @@ func (t *Template) render(msgs []Message, opt Options) (string, *rendering, erro
 	vars.Set("eos_token", opt.EOS)
 	if opt.EnableThinking != nil {
 		vars.Set("enable_thinking", *opt.EnableThinking)
+	} else if !opt.Strict && t.jinja.HasName("enable_thinking") && !asksDefined.MatchString(t.source) {
+		// It takes what is missing for false; its model thinks unless that is switched off, as elsewhere.
+		vars.Set("enable_thinking", true)
+	}
+	if !opt.Strict && t.jinja.HasName("date_string") { // else some take the day the template was written for today
+		vars.Set("date_string", r.opt.Now.Format("02 Jan 2006"))
 	}
 	for k, v := range opt.Extra {
 		if reserved[k] {

@@ -9,6 +9,7 @@
 package dialog
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -28,6 +29,7 @@ type Format struct {
 	BOS, EOS string // text of the tokens that templates may write
 
 	model *engine.Model
+	own   string                  // template in place of the file's; "" takes that
 	load  func() (*format, error) // once, when a conversation needs it
 }
 
@@ -41,25 +43,32 @@ type format struct {
 }
 
 // markers stand around reasoning and tool calls in answers.
-var markers = []string{"<|channel>", "<channel|>", "<|tool_call>", "<think>", "</think>", "<tool_call>", "</tool_call>"}
+var markers = []string{"<|channel>", "<channel|>", "<|tool_call>", "<think>", "</think>", "<tool_call>", "</tool_call>",
+	"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]", "<|python_tag|>"}
 
 // For returns the format of a model. It uses the model's tokenizer and template only.
-func For(m *engine.Model) *Format {
-	f := &Format{model: m}
+func For(m *engine.Model) *Format { return WithTemplate(m, "") }
+
+// WithTemplate returns the format of a model with another template than its file's.
+func WithTemplate(m *engine.Model, template string) *Format {
+	f := &Format{model: m, own: template}
 	if id, ok := m.Tokenizer.BOS(); ok {
 		f.BOS = m.Tokenizer.Text(id)
 	}
 	if id, ok := m.Tokenizer.EOS(); ok {
 		f.EOS = m.Tokenizer.Text(id)
 	}
-	f.load = sync.OnceValues(func() (*format, error) { return load(m) })
+	f.load = sync.OnceValues(func() (*format, error) { return load(m, f.source()) })
 	return f
 }
 
-func load(m *engine.Model) (*format, error) {
+// source is the text of the template; "" if the model has none.
+func (f *Format) source() string { return cmp.Or(f.own, f.model.Template) }
+
+func load(m *engine.Model, template string) (*format, error) {
 	f := &format{}
 	var err error
-	if f.template, err = chat.ForModel(m.Template); err != nil {
+	if f.template, err = chat.ForModel(template); err != nil {
 		return nil, fmt.Errorf("%s: %w", m.Path, err)
 	}
 	for id := range tokenizer.ID(m.Tokenizer.Size()) {
@@ -86,7 +95,7 @@ func (f *Format) Template() (*chat.Template, error) {
 }
 
 // Converses reports whether the model's file has a chat template.
-func (f *Format) Converses() bool { return f.model.Template != "" }
+func (f *Format) Converses() bool { return f.source() != "" }
 
 // Options of one prompt. The zero value lets the template decide.
 type Options struct {
@@ -206,9 +215,8 @@ func (f *Format) Chat(msgs []chat.Message, o Options) (*Prompt, error) {
 	for _, t := range o.Tools {
 		size += len(t)
 	}
-	if err := f.Fits(size, o.Context); err != nil {
-		return nil, err
-	}
+	// Whatever its tokens, it may be too long. It is counted all the same: clients cut by how much it is.
+	long := o.Context > 0 && size/max(x.longest, 1) >= o.Context && !f.model.Prefill.Active()
 	opt := chat.Options{
 		Tools: o.Tools, AddGenerationPrompt: !o.NoTurn, EnableThinking: o.Thinking, Extra: o.Extra,
 		BOS: f.BOS, EOS: f.EOS, Done: o.Done,
@@ -249,8 +257,14 @@ func (f *Format) Chat(msgs []chat.Message, o Options) (*Prompt, error) {
 			ids = images.place(f.model.Vision, ids)
 		}
 	}
+	if err != nil && long && !errors.Is(err, ErrStopped) {
+		return nil, &engine.ContextError{Context: o.Context}
+	}
 	if err != nil {
 		return nil, err
+	}
+	if long {
+		return nil, &engine.ContextError{Prompt: len(ids), Context: o.Context}
 	}
 	return &Prompt{Text: text, Tokens: ids, Images: images.images, Thinking: parse.ThinkingOpen(text),
 		Shortened: short, tok: tok, format: x, tools: o.Tools, whole: o.Whole}, nil
@@ -302,18 +316,6 @@ func encode(tok *tokenizer.Tokenizer, text string, plain []chat.Span, done <-cha
 		ids = append([]int32{bos}, ids...)
 	}
 	return ids
-}
-
-// Fits refuses a text that is too long whatever its tokens, before any work is done on it.
-func (f *Format) Fits(bytes, context int) error {
-	x, err := f.load()
-	if err != nil {
-		return err
-	}
-	if n := bytes / max(x.longest, 1); context > 0 && n >= context && !f.model.Prefill.Active() {
-		return &engine.ContextError{Prompt: n, Context: context}
-	}
-	return nil
 }
 
 // messageSize is how much text a message adds to the prompt at least; templates may leave out reasoning.

@@ -181,13 +181,27 @@ func TestRequest(t *testing.T) {
 	}
 }
 
-// TestTooLong: what cannot fit is refused before it is rendered.
+// TestTooLong: what cannot fit is refused with the number of its tokens, or without where the template cannot show it.
 func TestTooLong(t *testing.T) {
 	f := For(withTemplate(t, `{{ raise_exception('rendered') }}`))
 	var long *engine.ContextError
 	msgs := []chat.Message{{Role: "user", Content: strings.Repeat("x", 1<<20)}}
 	if _, err := f.Chat(msgs, Options{Context: 100}); !errors.As(err, &long) {
 		t.Errorf("error %v", err)
+	}
+	if long.Prompt != 0 {
+		t.Errorf("a prompt that was not rendered has %d tokens", long.Prompt)
+	}
+	f = For(withTemplate(t, `<{{ messages[0].content }}>`))
+	if _, err := f.Chat(msgs, Options{Context: 100}); !errors.As(err, &long) {
+		t.Fatalf("error %v", err)
+	}
+	whole, err := f.Chat(msgs, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(whole.Tokens); long.Prompt != n || n < 1<<10 {
+		t.Errorf("the error says %d tokens, the prompt has %d", long.Prompt, n)
 	}
 }
 

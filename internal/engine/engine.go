@@ -16,7 +16,7 @@ import (
 // Config says how an Engine shares its model. The zero value works.
 type Config struct {
 	Parallel int // generations that run together; 0 means 4
-	Queue    int // requests that may wait for a slot; 0 means 64, < 0 none
+	Queue    int // requests that may wait for a slot; 0 means 512, < 0 none
 	Context  int // most tokens of a sequence, prompt and answer; 0 means the trained context
 	// Chunk is prompt tokens per step: how long a prompt may hold up the others. 0 means 256, or as many as take 45 ms on
 	// a GPU, 512 at most, and 1,024 there while no other request generates, if memory is ample.
@@ -41,7 +41,7 @@ func (c Config) withDefaults(m *Model) Config {
 		}
 	}
 	set(&c.Parallel, 4)
-	set(&c.Queue, 64)
+	set(&c.Queue, 512)
 	if c.alone = c.Chunk; c.Chunk == 0 {
 		c.Chunk, c.alone = max(256, min(512, m.Chunk())), max(256, m.Chunk())
 		_, c.paced = m.Backend().(gpu)
@@ -101,6 +101,10 @@ func New(m *Model, cfg Config) *Engine {
 	e := &Engine{model: m, files: m.files, cfg: cfg.withDefaults(m), work: make(chan struct{}, 1),
 		done: make(chan struct{})}
 	e.saveDelay = 3 * time.Second
+	if n := m.Target.Context; cfg.Context > n {
+		e.cfg.Log.Warn("the context is shorter than asked for: the model was trained for no more", "file", m.Path,
+			"asked", cfg.Context, "context", n)
+	}
 	e.start()
 	return e
 }

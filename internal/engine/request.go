@@ -138,11 +138,15 @@ var (
 	ErrNotFinite = errors.New("the model's output is not a finite number; its file may be damaged")
 )
 
-// ContextError reports a prompt that does not fit.
+// ContextError reports a prompt that does not fit; the answer needs room, too. A prompt that was not counted has 0 tokens.
 type ContextError struct {
 	Prompt, Context int // tokens
 }
 
 func (e *ContextError) Error() string {
-	return fmt.Sprintf("the prompt has %d tokens; the context holds %d, the answer included", e.Prompt, e.Context)
+	// Agents know llama.cpp's words and shorten the conversation when they read them.
+	if e.Prompt == 0 {
+		return fmt.Sprintf("request exceeds the available context size (%d tokens)", e.Context)
+	}
+	return fmt.Sprintf("request (%d tokens) exceeds the available context size (%d tokens)", e.Prompt, e.Context)
 }

@@ -12,6 +12,11 @@
 //  8. min-p
 //  9. temperature, then one random draw
 //
+// Params.Steps leaves steps out or orders them anew. Steps that few use stand among
+// them: top-n-sigma before top-k, XTC after min-p, a temperature that follows the
+// entropy, and Mirostat in place of 5 to 8. With one of them, or another order, a
+// sampler looks at whole rows, one step after the other (chain.go).
+//
 // Each of 6 to 8 sees probabilities at temperature 1, renormalised over what the
 // steps before it left, and keeps at least one token. With Temp <= 0 the token is
 // the largest logit after step 4 and the steps 5 to 9 are skipped. Among equals the
@@ -21,7 +26,7 @@
 // left, Sample returns -1.
 //
 // With Temp > 0 a call to Sample takes exactly one number from the generator,
-// whatever the candidates; otherwise none. The generator (PCG) and all arithmetic
+// whatever the candidates, and with XTC two; otherwise none. The generator (PCG) and all arithmetic
 // that decides a choice are the same on every platform, so a seed repeats a run.
 //
 // A Sampler belongs to one sequence and one goroutine. In the steady state it

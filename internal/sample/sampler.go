@@ -22,6 +22,13 @@ type Params struct {
 	PresencePenalty  float32 // subtracted if the token occurred; 0: off
 	RepeatLastN      int     // how many tokens these three look back; 0: 64, < 0: all
 
+	TopNSigma float32        // keep logits within so many standard deviations of the largest; <= 0: off
+	XTC       XTCParams      // exclude top choices
+	DynaTemp  DynaTempParams // a temperature that follows the entropy
+	Mirostat  MirostatParams // in place of the steps that leave tokens out
+	// Steps are the steps to apply, in their order; nil is DefaultSteps. Those that are missing are off.
+	Steps []Step
+
 	DRY       DRYParams
 	LogitBias map[int32]float32 // added to logits; -Inf bans a token; ids outside the vocabulary are ignored
 
@@ -67,6 +74,9 @@ func (p Params) Validate() error {
 			return fmt.Errorf("%s: %v is out of range", f.name, f.v)
 		}
 	}
+	if err := p.validateRare(); err != nil {
+		return err
+	}
 	if p.DRY.AllowedLength < 0 {
 		return errors.New("DRY.AllowedLength: negative")
 	}
@@ -104,6 +114,8 @@ type Sampler struct {
 	bias       []biasEntry
 	hist       history
 	dry        dryState
+	rare       bool // see Params.rare
+	miro       mirostat
 
 	cand   []Candidate // working set
 	edge   []Candidate // see keepMass
@@ -121,7 +133,12 @@ type biasEntry struct {
 // New returns a sampler for a vocabulary of the given size. Settings that
 // Validate rejects do no harm but have no defined effect.
 func New(p Params, vocab int) *Sampler {
-	s := &Sampler{p: p, vocab: vocab, rng: *rand.NewPCG(p.Seed, 0x9e3779b97f4a7c15)}
+	p.without()
+	s := &Sampler{p: p, vocab: vocab, rng: *rand.NewPCG(p.Seed, 0x9e3779b97f4a7c15), rare: p.rare()}
+	if m := &s.p.Mirostat; m.Version > 0 {
+		m.Tau, m.Eta = cmp.Or(m.Tau, DefaultMirostatTau), cmp.Or(m.Eta, DefaultMirostatEta)
+		s.miro = mirostat{mu: 2 * float64(m.Tau), pending: -1}
+	}
 	for id, b := range p.LogitBias {
 		if id >= 0 && int(id) < vocab && b != 0 {
 			s.bias = append(s.bias, biasEntry{id, b})
@@ -160,6 +177,9 @@ func (s *Sampler) Prime(tokens []int32) { s.hist.addAll(tokens) }
 // Accept records an emitted token.
 func (s *Sampler) Accept(id int32) {
 	s.hist.add(id)
+	if s.p.Mirostat.Version > 0 && id == s.miro.pending {
+		s.miro.mu, s.miro.pending = s.miro.next, -1
+	}
 	if s.constraint != nil {
 		s.constraint.Accept(id)
 	}
@@ -179,6 +199,7 @@ func (s *Sampler) CopyFrom(src *Sampler) {
 		return
 	}
 	s.p, s.vocab, s.rng = src.p, src.vocab, src.rng
+	s.rare, s.miro = src.rare, src.miro
 	s.bias = append(s.bias[:0], src.bias...)
 	s.constraint = src.constraint
 	if c, ok := src.constraint.(cloner); ok {
@@ -191,6 +212,12 @@ func (s *Sampler) CopyFrom(src *Sampler) {
 // Sample returns the next token, or -1 if none is possible. It may modify logits
 // and does not record the token: that is Accept's work.
 func (s *Sampler) Sample(logits []float32) int32 {
+	if s.rare {
+		c, total := s.chain(s.cut(logits), &s.rng)
+		id := draw(c, total, s.uniform())
+		s.learn(c, total, id)
+		return id
+	}
 	logits = s.adjust(logits)
 	if !(s.p.Temp > 0) {
 		return Argmax(logits)
@@ -203,12 +230,21 @@ func (s *Sampler) Sample(logits []float32) int32 {
 }
 
 // uniform takes a number from [0, 1) from the generator.
-func (s *Sampler) uniform() float64 { return float64(s.rng.Uint64()>>11) * (1.0 / (1 << 53)) }
+func (s *Sampler) uniform() float64 { return uniformOf(&s.rng) }
 
 // Probs returns the distribution Sample would draw from, most likely first. It
 // draws nothing and leaves logits alone. It is empty when no token is possible.
 func (s *Sampler) Probs(logits []float32) []Candidate {
 	s.copy = append(s.copy[:0], logits...)
+	if s.rare {
+		rng := s.rng // a copy
+		c, total := s.chain(s.cut(s.copy), &rng)
+		slices.SortFunc(c, byLogit)
+		for i := range c {
+			c[i].P = float32(float64(c[i].P) / total)
+		}
+		return c
+	}
 	row := s.adjust(s.copy)
 	c := s.cand[:0]
 	switch {
@@ -230,11 +266,17 @@ func (s *Sampler) Probs(logits []float32) []Candidate {
 	return c
 }
 
+// cut cuts padding off a row.
+func (s *Sampler) cut(logits []float32) []float32 {
+	if s.vocab > 0 && len(logits) > s.vocab {
+		return logits[:s.vocab]
+	}
+	return logits
+}
+
 // adjust applies the steps that change single logits and cuts padding off the row.
 func (s *Sampler) adjust(logits []float32) []float32 {
-	if s.vocab > 0 && len(logits) > s.vocab {
-		logits = logits[:s.vocab]
-	}
+	logits = s.cut(logits)
 	if s.constraint != nil {
 		s.constraint.Mask(logits)
 	}

@@ -47,7 +47,7 @@ func (s *Sampler) Wants(logits int) Want {
 		p.RepeatPenalty < 1 || p.FrequencyPenalty < 0 || p.PresencePenalty < 0
 	adjusted := s.constraint != nil || len(s.bias) > 0 || s.hist.penalties || s.dry.on
 	switch {
-	case s.vocab != 0 && s.vocab < logits, s.constraint != nil && !judges, raised:
+	case s.rare, s.vocab != 0 && s.vocab < logits, s.constraint != nil && !judges, raised:
 		return WantRow
 	case !(p.Temp > 0):
 		if s.constraint == nil && !s.hist.penalties && !s.dry.on {

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"encoding/json"
 	"net/http"
 	"slices"
@@ -32,6 +33,12 @@ type messagesRequest struct {
 		Format *responseFormat `json:"format"`
 		Effort string          `json:"effort"`
 	} `json:"output_config"`
+	Thread     *threadField      `json:"thread"`
+	MCPServers []json.RawMessage `json:"mcp_servers"` // refused, like the next one
+	Container  json.RawMessage   `json:"container"`
+
+	sent   []anthropicMessage // the messages of the request itself, when a thread has more
+	before int                // how many messages the thread has before them
 }
 
 type anthropicMessage struct {
@@ -68,6 +75,9 @@ func blocks(raw json.RawMessage, at string) ([]block, error) {
 
 // conversation turns the request into messages the template knows.
 func (q *messagesRequest) conversation() (*conversation, error) {
+	if err := q.refuse(); err != nil {
+		return nil, err
+	}
 	c := newConversation(q.Model, &samplingFields{commonSampling: q.commonSampling, MaxTokens: q.MaxTokens}, q.Stream)
 	system, err := systemText(q.System)
 	if err != nil {
@@ -76,11 +86,15 @@ func (q *messagesRequest) conversation() (*conversation, error) {
 	if system != "" {
 		c.messages = append(c.messages, chat.Message{Role: "system", Content: system})
 	}
-	if len(q.Messages) == 0 {
+	if len(q.Messages) == q.before {
 		return nil, invalid("messages", "must be a list with at least one message")
 	}
 	for i, m := range q.Messages {
-		msgs, err := m.messages("messages" + index(i))
+		at := "messages" + index(i-q.before)
+		if i < q.before {
+			at = "thread"
+		}
+		msgs, err := m.messages(at)
 		if err != nil {
 			return nil, err
 		}
@@ -95,6 +109,11 @@ func (q *messagesRequest) conversation() (*conversation, error) {
 	}
 	if c.format, err = f.format(); err != nil {
 		return nil, err
+	}
+	if q.OutputConfig != nil {
+		if err := (&thinkingFields{ReasoningEffort: q.OutputConfig.Effort}).apply(c); err != nil {
+			return nil, err
+		}
 	}
 	if t := q.Thinking; t != nil {
 		if !slices.Contains([]string{"enabled", "disabled", "adaptive"}, t.Type) {
@@ -231,7 +250,14 @@ func (q *messagesRequest) tools(c *conversation) error {
 			return err
 		}
 		if t.Type != "" && t.Type != "custom" {
-			continue // tools that run on Anthropic's servers
+			tool, err := anthropicClientTool(t.Type, t.Name, at)
+			if err != nil {
+				return err
+			}
+			if tool != nil {
+				c.tools = append(c.tools, tool)
+			}
+			continue
 		}
 		if t.Name == "" {
 			return invalid(at+".name", "is missing")
@@ -299,6 +325,10 @@ func (s *anthropic) endpoints() map[string]endpoint {
 }
 
 func (s *anthropic) messages(w http.ResponseWriter, r *http.Request, q *messagesRequest) (any, error) {
+	owner := ownerOf(r.Context())
+	if err := q.resume(s.memory, owner, s.cfg.MaxBody); err != nil {
+		return nil, err
+	}
 	c, err := q.conversation()
 	if err != nil {
 		return nil, err
@@ -310,7 +340,7 @@ func (s *anthropic) messages(w http.ResponseWriter, r *http.Request, q *messages
 		return nil, err
 	}
 	return s.converse(w, r, c, func(x *exchange) answer {
-		a := &messageAnswer{exchange: x, rep: x.replies[0], base: anthropicResponse{ID: newID("msg_"), Type: "message",
+		a := &messageAnswer{exchange: x, q: q, owner: owner, rep: x.replies[0], base: anthropicResponse{ID: newID("msg_"), Type: "message",
 			Role: "assistant", Model: x.name, Content: []block{}}}
 		x.st.idle = func() error {
 			a.begin()
@@ -324,6 +354,8 @@ func (s *anthropic) messages(w http.ResponseWriter, r *http.Request, q *messages
 // messageAnswer is the answer to a messages request. A stream has one block open at a time.
 type messageAnswer struct {
 	*exchange
+	q     *messagesRequest
+	owner string
 	base  anthropicResponse
 	rep   *reply
 	begun bool
@@ -350,20 +382,27 @@ func (a *messageAnswer) usage() anthropicUsage {
 	return anthropicUsage{InputTokens: res.Prompt - res.Cached, CacheRead: res.Cached, OutputTokens: res.Generated}
 }
 
-func (a *messageAnswer) whole() (any, error) {
-	out := a.base
+// said is the answer in blocks.
+func (a *messageAnswer) said() []block {
+	out := []block{}
 	if s := a.rep.reasoning.String(); s != "" {
-		out.Content = append(out.Content, block{Type: "thinking", Thinking: &s, Signature: new(string)})
+		out = append(out, block{Type: "thinking", Thinking: &s, Signature: new(string)})
 	}
 	if s := a.rep.content.String(); s != "" {
-		out.Content = append(out.Content, block{Type: "text", Text: &s})
+		out = append(out, block{Type: "text", Text: &s})
 	}
 	for _, c := range a.rep.calls {
-		out.Content = append(out.Content, block{Type: "tool_use", ID: c.id, Name: c.name, Input: objectOr(c.args.String())})
+		out = append(out, block{Type: "tool_use", ID: c.id, Name: c.name, Input: objectOr(c.args.String())})
 	}
+	return out
+}
+
+func (a *messageAnswer) whole() (any, error) {
+	out := a.base
+	out.Content = a.said()
 	reason, seq := a.stop()
 	out.StopReason, out.StopSequence, out.Usage = &reason, seq, a.usage()
-	return &out, nil
+	return &out, a.q.remember(a.memory, a.owner, out.ID, out.Content)
 }
 
 // begin sends the event that every stream begins with.
@@ -415,6 +454,10 @@ func (a *messageAnswer) chunk(_ int, ds []delta) {
 		return
 	}
 	a.closeBlock()
+	if err := a.q.remember(a.memory, a.owner, a.base.ID, a.said()); err != nil {
+		a.st.err = cmp.Or(a.st.err, err)
+		return
+	}
 	reason, seq := a.stop()
 	a.event("message_delta", map[string]any{
 		"delta": map[string]any{"stop_reason": reason, "stop_sequence": seq}, "usage": a.usage(),
@@ -447,6 +490,9 @@ func (a *messageAnswer) delta(d delta) {
 
 // countTokens answers POST /v1/messages/count_tokens.
 func (s *anthropic) countTokens(w http.ResponseWriter, r *http.Request, q *messagesRequest) (any, error) {
+	if err := q.resume(s.memory, ownerOf(r.Context()), s.cfg.MaxBody); err != nil {
+		return nil, err
+	}
 	c, err := q.conversation()
 	if err != nil {
 		return nil, err
@@ -456,12 +502,4 @@ func (s *anthropic) countTokens(w http.ResponseWriter, r *http.Request, q *messa
 		return nil, err
 	}
 	return map[string]int{"input_tokens": len(p.Tokens)}, nil
-}
-
-// objectOr is the arguments of a call as JSON, whatever the model wrote.
-func objectOr(args string) json.RawMessage {
-	if raw := json.RawMessage(args); json.Valid(raw) && kindOf(raw) == "object" {
-		return raw
-	}
-	return json.RawMessage("{}")
 }

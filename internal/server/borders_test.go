@@ -94,7 +94,7 @@ func TestMemoryBorders(t *testing.T) {
 	m := newMemory(40<<10, time.Hour)
 	m.now = func() time.Time { return now }
 	raw := json.RawMessage(`{"id":"i","role":"user","content":"mine"}`)
-	if ok, err := m.put("", &responseJSON{ID: "r"}, []json.RawMessage{raw}); !ok || err != nil {
+	if ok, err := putResponse(m, "", &responseJSON{ID: "r"}, []json.RawMessage{raw}); !ok || err != nil {
 		t.Fatal(ok, err)
 	}
 	copy(raw, strings.Repeat("x", len(raw))) // the body of another request
@@ -112,7 +112,7 @@ func TestMemoryBorders(t *testing.T) {
 	// One that fits exactly is kept.
 	size := func(limit int64) (int64, bool) {
 		m := newMemory(limit, time.Hour)
-		ok, _ := m.put("", &responseJSON{ID: "r"}, nil)
+		ok, _ := putResponse(m, "", &responseJSON{ID: "r"}, nil)
 		return m.bytes, ok
 	}
 	n, _ := size(1 << 20)
@@ -296,7 +296,7 @@ func TestRecallBorder(t *testing.T) {
 	half := json.RawMessage(`{"type":"message","x":"` + strings.Repeat("x", 25) + `"}`)
 	for size, fits := range map[int]bool{100: true, 101: false} {
 		items := []json.RawMessage{half, append(half[:len(half):len(half)], strings.Repeat(" ", size-2*len(half))...)}
-		if _, err := newOpenAI(s.core).recall("", "", items); err == nil != fits {
+		if _, err := (&openAI{s.core}).recall("", "", items); err == nil != fits {
 			t.Errorf("%d bytes: %v", size, err)
 		}
 	}

@@ -61,11 +61,13 @@ func (f *fixture) insist(text string) {
 	}
 }
 
-// notations are the templates' ways of writing calls, each with a right one and beginnings of wrong ones.
-var notations = []struct {
+// callNotation is a template's way of writing calls, with a right one and beginnings of wrong ones.
+type callNotation struct {
 	name, model, template, right string
 	wrong                        []string
-}{
+}
+
+var notations = []callNotation{
 	{
 		"json",
 		"qwen35",
@@ -107,7 +109,9 @@ var setTool = []json.RawMessage{
 
 // TestLazyCalls: text is free until a call begins; then nothing but a call of a tool that fits its schema can come,
 // whatever the model insists on, and afterwards text is free again. Forced calls are the same from their beginning.
-func TestLazyCalls(t *testing.T) {
+func TestLazyCalls(t *testing.T) { lazyCalls(t, notations) }
+
+func lazyCalls(t *testing.T, notations []callNotation) {
 	sch := compileSchema(t, setSchema)
 	for _, n := range notations {
 		t.Run(n.name, func(t *testing.T) {

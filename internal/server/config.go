@@ -33,6 +33,8 @@ type Config struct {
 	// Params.
 	Sampling sample.Defaults
 	PerModel map[string]ModelDefaults // by name; comes before all of these
+	// NoFill are models that were not trained to fill in the middle, though their vocabulary has the tokens for it.
+	NoFill []string
 	// ChangeProps lets POST /props change Sampling.
 	ChangeProps bool
 

@@ -35,7 +35,7 @@ func newVocab(tok *tokenizer.Tokenizer, control ...string) *grammar.Vocab {
 }
 
 // callMarkers are the tokens inside and at the end of calls, which some vocabularies have as control tokens.
-var callMarkers = []string{"</tool_call>", "<tool_call|>", `<|"|>`}
+var callMarkers = []string{"</tool_call>", "<tool_call|>", `<|"|>`, "[ARGS]", "[CALL_ID]"}
 
 // maxGrammars is how many compiled schemas a model keeps, and maxGrammarBytes how much memory they may take. Clients
 // use few, again and again, and what a grammar learns about the vocabulary is worth more than its compilation.
@@ -136,20 +136,21 @@ func (gs *grammars) calls(c *conversation) (*grammar.Grammar, error) {
 	if len(tools) == 0 {
 		return nil, invalid("tool_choice", "there is no tool named %q", c.choice.name)
 	}
-	n := grammar.CallJSON
-	switch src := gs.template.Source(); {
-	case strings.Contains(src, "<|tool_call>"):
-		n = grammar.CallGemma
-	case strings.Contains(src, "<function="):
-		n = grammar.CallTags
-	}
+	n := callNotations[parse.Family(gs.template.Source())]
 	return gs.compile(key, func() (*grammar.Grammar, error) { return grammar.CompileCalls(n, tools) })
 }
+
+// callNotations are the grammars of calls by the family of the parser that reads them.
+var callNotations = map[string]grammar.Notation{"hermes": grammar.CallJSON, "qwenxml": grammar.CallTags,
+	"gemma4": grammar.CallGemma, "llama3": grammar.CallLlama, "mistral": grammar.CallArgs, "mistral list": grammar.CallList}
 
 // thinkMarkers are what begins and ends reasoning in this model's text.
 func (gs *grammars) thinkMarkers() (start, end string) {
 	if strings.Contains(gs.template.Source(), "<|channel>") {
 		return "<|channel>thought", "<channel|>"
+	}
+	if strings.Contains(gs.template.Source(), "[THINK]") {
+		return "[THINK]", "[/THINK]"
 	}
 	return "<think>", "</think>"
 }
@@ -190,7 +191,7 @@ func (gs *grammars) constraint(c *conversation, p *dialog.Prompt) (sample.Constr
 			return nil, err
 		}
 		answer := &matched{gr.NewMatcher(gs.vocab())}
-		if g.phases = []phase{answer}; opener != "" {
+		if g.phases = []phase{answer}; opener != "" && g.answer.Marked() {
 			// The answer is the JSON, or a call of a tool, which its first character tells apart.
 			g.phases = []phase{&either{answer: answer, call: &literal{gs, opener}}}
 		}

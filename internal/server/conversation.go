@@ -2,6 +2,7 @@ package server
 
 import (
 	"encoding/json"
+	"maps"
 	"slices"
 	"time"
 
@@ -47,6 +48,7 @@ type thinkingFields struct {
 	Kwargs          map[string]any `json:"chat_template_kwargs"`
 	EnableThinking  *bool          `json:"enable_thinking"`
 	ReasoningEffort string         `json:"reasoning_effort"`
+	Verbosity       string         `json:"verbosity"`
 	ReasoningFormat string         `json:"reasoning_format"` // "none" leaves reasoning in the text
 	ReasoningBudget *int           `json:"reasoning_budget_tokens"`
 	ThinkingBudget  *int           `json:"thinking_budget_tokens"`
@@ -61,11 +63,12 @@ func (f *thinkingFields) apply(c *conversation) error {
 			off := false
 			c.thinking = &off
 		}
-		if _, given := c.kwargs["reasoning_effort"]; !given {
-			kwargs := map[string]any{"reasoning_effort": f.ReasoningEffort}
-			for k, v := range c.kwargs {
-				kwargs[k] = v
-			}
+	}
+	// Templates that know them follow such wishes.
+	for name, word := range map[string]string{"reasoning_effort": f.ReasoningEffort, "verbosity": f.Verbosity} {
+		if _, given := c.kwargs[name]; !given && word != "" {
+			kwargs := map[string]any{name: word}
+			maps.Copy(kwargs, c.kwargs)
 			c.kwargs = kwargs
 		}
 	}

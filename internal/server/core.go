@@ -31,15 +31,20 @@ type core struct {
 	changed atomic.Pointer[sample.Defaults] // by POST /props
 	pull    atomic.Pointer[PullFunc]        // nil downloads nothing
 
-	mu    sync.Mutex
-	inUse map[*engine.Engine]*model
+	memory *memory // of conversations that later requests continue
+
+	mu      sync.Mutex
+	inUse   map[*engine.Engine]*model
+	derived map[string]*derivedModel // by name
 
 	// tweak changes requests on their way to the engine, in tests.
 	tweak func(*engine.Request, *model)
 }
 
 func newCore(cfg Config) *core {
-	s := &core{cfg: cfg.withDefaults(), started: time.Now(), inUse: map[*engine.Engine]*model{}}
+	s := &core{cfg: cfg.withDefaults(), started: time.Now(), inUse: map[*engine.Engine]*model{},
+		derived: map[string]*derivedModel{}}
+	s.memory = newMemory(s.cfg.MaxStored, s.cfg.StoredAge)
 	s.stopping, s.stop = context.WithCancel(context.Background())
 	s.metrics = newMeter(s.started, s.models, cfg.Upstreams)
 	if cfg.Traces != nil {
@@ -83,6 +88,10 @@ func (s *core) acquire(ctx context.Context, name string) (*lease, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(s.stopping, func() { cancel(errShutdown) })()
+	derived := s.derivedOf(name)
+	if derived != nil {
+		name = derived.from
+	}
 	resolved, e, release, err := s.models().Acquire(ctx, name)
 	if err != nil {
 		if ctx.Err() != nil {
@@ -91,6 +100,9 @@ func (s *core) acquire(ctx context.Context, name string) (*lease, error) {
 		return nil, err
 	}
 	m, err := s.modelOf(resolved, e)
+	if err == nil && derived != nil {
+		m, err = derived.model(m)
+	}
 	if err != nil {
 		release(nil)
 		return nil, err
@@ -114,6 +126,7 @@ func (s *core) modelOf(name string, e *engine.Engine) (*model, error) {
 	if err != nil {
 		return nil, err
 	}
+	m.fills = !slices.Contains(s.cfg.NoFill, name)
 	resident := slices.Collect(maps.Values(s.models().Resident()))
 	s.mu.Lock()
 	defer s.mu.Unlock()

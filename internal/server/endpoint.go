@@ -102,7 +102,7 @@ func (s *core) elsewhere(w http.ResponseWriter, r *http.Request, model string, b
 		path = "/v1" + path
 	}
 	logOf(r).add(slog.String("model", model))
-	if !passed[path] || s.cfg.Upstreams.Lacks(model, path) {
+	if !passed[path] || s.cfg.Upstreams.Lacks(model, path) || refersToEarlier(body) {
 		return here()
 	}
 	res, err := s.cfg.Upstreams.Send(r.Context(), upstream.Request{
@@ -122,6 +122,15 @@ func (s *core) elsewhere(w http.ResponseWriter, r *http.Request, model string, b
 	}
 	w.WriteHeader(res.Status)
 	return nil, s.copyAnswer(w, r, res)
+}
+
+// refersToEarlier reports whether a request is a part of a thread. Other servers do not know threads, or not on all of
+// their replicas, and would answer its last messages alone.
+func refersToEarlier(body []byte) bool {
+	var q struct {
+		Thread json.RawMessage `json:"thread"`
+	}
+	return json.Unmarshal(body, &q) == nil && kindOf(q.Thread) != "null"
 }
 
 // upstreamOf is the model a request names if it lives on another server, else "".

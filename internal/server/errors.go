@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/http"
 	"regexp"
 	"strings"
+	"time"
 
 	"strobe/internal/chat"
 	"strobe/internal/dialog"
@@ -23,6 +25,7 @@ type apiError struct {
 	Type    string // OpenAI's and llama.cpp's word for the kind
 	Code    string // a finer one where clients know it
 	Param   string // the request's field that is at fault
+	Detail  string // Anthropic's code for what its clients can repair themselves
 	Message string
 	// Log is what the log says instead: more than clients may know, or less where the message may have their text in it.
 	Log string
@@ -104,6 +107,15 @@ func cutText(s string, most int) string {
 	return s
 }
 
+// queueError reports a full queue and when it will have room.
+type queueError struct {
+	wait time.Duration
+	err  error
+}
+
+func (e *queueError) Error() string { return e.err.Error() }
+func (e *queueError) Unwrap() error { return e.err }
+
 func unavailable(msg string) *apiError {
 	return &apiError{Status: http.StatusServiceUnavailable, Type: "unavailable_error", Message: msg, Retry: 1}
 }
@@ -131,6 +143,7 @@ func explain(err error) *apiError {
 		schema  *grammar.Error
 		size    *http.MaxBytesError
 		slot    *engine.SlotError
+		full    *queueError
 	)
 	bad := func(param string) *apiError {
 		return &apiError{Status: http.StatusBadRequest, Type: "invalid_request_error", Param: param, Message: err.Error()}
@@ -169,6 +182,10 @@ func explain(err error) *apiError {
 		return bad("strobe.draft")
 	case errors.Is(err, engine.ErrUnsupported):
 		return &apiError{Status: http.StatusNotImplemented, Type: "not_supported_error", Message: err.Error()}
+	case errors.As(err, &full):
+		e := unavailable(err.Error())
+		e.Retry = int(math.Ceil(full.wait.Seconds()))
+		return e
 	case errors.Is(err, engine.ErrQueueFull), errors.Is(err, engine.ErrNoRoom), errors.Is(err, errLoading),
 		errors.Is(err, errHeld), errors.Is(err, engine.ErrNoMemory),
 		errors.Is(err, engine.ErrFileChanged):
@@ -192,6 +209,7 @@ type errorJSON struct {
 	Code    *string `json:"code"`
 	Prompt  int     `json:"n_prompt_tokens,omitempty"`
 	Context int     `json:"n_ctx,omitempty"`
+	Details any     `json:"details,omitempty"` // Anthropic's
 }
 
 func (e *apiError) json() errorJSON {
@@ -234,6 +252,16 @@ type anthropicError struct {
 func (e *apiError) anthropic() anthropicError {
 	j := e.json()
 	j.Type = e.anthropicType()
+	if e.Context > 0 { // the words that clients look for before they shorten the conversation
+		j.Message = "prompt is too long: "
+		if e.Prompt > 0 {
+			j.Message += fmt.Sprintf("%d tokens > ", e.Prompt)
+		}
+		j.Message += fmt.Sprintf("%d maximum", e.Context)
+	}
+	if e.Detail != "" {
+		j.Details = map[string]string{"error_code": e.Detail}
+	}
 	return anthropicError{"error", j}
 }
 

@@ -162,6 +162,9 @@ func (x *exchange) abandon(r *http.Request) {
 
 // count puts a reply that ended into the metrics, the log and the trace.
 func (x *exchange) count(r *http.Request, rep *reply, res *engine.Result) {
+	if l, ok := x.model.(*lease); ok {
+		l.pace.ended(time.Now())
+	}
 	x.metrics.generation(x.name, res)
 	logOf(r).generation(x.name, res)
 	x.tracer.generation(r.Context(), x.name, rep.rounds, res)

@@ -3,6 +3,7 @@ package server
 import (
 	"encoding/json"
 	"reflect"
+	"slices"
 )
 
 // responseFormat is what the answer has to look like.
@@ -82,17 +83,42 @@ type refusedFields struct {
 	BeamSearch       json.RawMessage `json:"use_beam_search"`
 	Regex            json.RawMessage `json:"regex"` // SGLang's, like the next one
 	EBNF             json.RawMessage `json:"ebnf"`
-	Mirostat         json.RawMessage `json:"mirostat"` // llama.cpp's, like the next two
-	GrammarLazy      json.RawMessage `json:"grammar_lazy"`
+	GrammarLazy      json.RawMessage `json:"grammar_lazy"` // llama.cpp's, like the next ones
 	LoRA             json.RawMessage `json:"lora"`
-	Audio            json.RawMessage `json:"audio"`   // OpenAI's, like the next one
-	BestOf           json.RawMessage `json:"best_of"` // 1 is nothing special
+	ImageData        json.RawMessage `json:"image_data"`
+	MaxPromptTime    json.RawMessage `json:"t_max_prompt_ms"`
+	MaxPredictTime   json.RawMessage `json:"t_max_predict_ms"`
+	PostSampling     json.RawMessage `json:"post_sampling_probs"`
+	MinKeep          json.RawMessage `json:"min_keep"`
+	Indent           json.RawMessage `json:"n_indent"`
+	AdaptiveTarget   json.RawMessage `json:"adaptive_target"`
+	TopA             json.RawMessage `json:"top_a"` // text-generation-webui's, like the next ones
+	TFS              json.RawMessage `json:"tfs_z"` // 1 is nothing special, here and for those marked so
+	EpsilonCutoff    json.RawMessage `json:"epsilon_cutoff"`
+	EtaCutoff        json.RawMessage `json:"eta_cutoff"`
+	SmoothingFactor  json.RawMessage `json:"smoothing_factor"`
+	LengthPenalty    json.RawMessage `json:"length_penalty"`  // vLLM's, 1 likewise
+	PromptLogProbs   json.RawMessage `json:"prompt_logprobs"` // vLLM's, like the next two
+	TruncatePrompt   json.RawMessage `json:"truncate_prompt_tokens"`
+	IncludeStop      json.RawMessage `json:"include_stop_str_in_output"`
+	Audio            json.RawMessage `json:"audio"` // OpenAI's, like the next ones
+	WebSearch        json.RawMessage `json:"web_search_options"`
+	ContextEdits     json.RawMessage `json:"context_management"`
+	BestOf           json.RawMessage `json:"best_of"` // 1 likewise
 }
+
+// neutralOne are fields that change nothing at 1.
+var neutralOne = []string{"best_of", "tfs_z", "length_penalty"}
+
+// negativeIsOff are fields that change nothing below 0.
+var negativeIsOff = map[string]bool{"adaptive_target": true, "t_max_prompt_ms": true, "t_max_predict_ms": true,
+	"truncate_prompt_tokens": true}
 
 // instead says how to ask for the same thing here.
 var instead = map[string]string{
 	"guided_json": "response_format", "structured_outputs": "response_format or grammar", "guided_grammar": "grammar",
 	"guided_choice": "response_format or grammar", "guided_regex": "grammar", "regex": "grammar", "ebnf": "grammar",
+	"t_max_predict_ms": "max_tokens", "post_sampling_probs": "n_probs, the model's probabilities",
 	"bad_words": "logit_bias", "allowed_token_ids": "logit_bias", "stop_token_ids": "stop",
 }
 
@@ -103,8 +129,12 @@ func (f *refusedFields) check() error {
 		switch raw := v.Field(i).Bytes(); string(raw) {
 		case "", "null", "false", "0", "0.0", `""`, "[]", "{}": // off
 			continue
-		case "1":
-			if name == "best_of" {
+		case "1", "1.0":
+			if slices.Contains(neutralOne, name) {
+				continue
+			}
+		case "-1", "-1.0":
+			if negativeIsOff[name] {
 				continue
 			}
 		}

@@ -69,7 +69,7 @@ func TestRefusedFields(t *testing.T) {
 	for _, field := range []string{
 		`"guided_json":{"type":"object"}`, `"guided_regex":"a+"`, `"guided_choice":["a","b"]`,
 		`"guided_grammar":"root ::= \"a\""`,
-		`"structured_outputs":{"regex":"a"}`, `"regex":"a"`, `"ebnf":"a"`, `"mirostat":2`, `"grammar_lazy":true`,
+		`"structured_outputs":{"regex":"a"}`, `"regex":"a"`, `"ebnf":"a"`, `"t_max_predict_ms":100`, `"grammar_lazy":true`,
 		`"min_tokens":5`,
 		`"stop_token_ids":[1]`, `"allowed_token_ids":[1]`, `"bad_words":["a"]`, `"best_of":3`, `"use_beam_search":true`,
 		`"structural_tag":{"a":1}`,

@@ -64,7 +64,7 @@ func FuzzRequests(f *testing.F) {
 		}
 		var r responsesRequest
 		if check(decodeJSON(b, "", &r)) {
-			c, err := newOpenAI(s.core).responsesConversation(httptest.NewRequest("POST", "/v1/responses", nil), &r)
+			c, err := (&openAI{s.core}).responsesConversation(httptest.NewRequest("POST", "/v1/responses", nil), &r)
 			render(c, err)
 		}
 		var t1 completionRequest

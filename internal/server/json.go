@@ -192,3 +192,11 @@ func decodeBlocks[T any](raw json.RawMessage, at string, textBlock func(*string)
 	}
 	return nil, invalid(at, "must be a string or a list of blocks")
 }
+
+// objectOr is the arguments of a call as JSON, whatever the model wrote.
+func objectOr(args string) json.RawMessage {
+	if raw := json.RawMessage(args); json.Valid(raw) && kindOf(raw) == "object" {
+		return raw
+	}
+	return json.RawMessage("{}")
+}

@@ -18,7 +18,7 @@ type nativeRequest struct {
 	Prompt         json.RawMessage `json:"prompt"`
 	Stream         bool            `json:"stream"`
 	NProbs         int             `json:"n_probs"`
-	PostSampling   bool            `json:"post_sampling_probs"`
+	NCompletions   *int            `json:"n_cmpl"`
 	ReturnTokens   bool            `json:"return_tokens"`
 	ResponseFields []string        `json:"response_fields"`
 
@@ -30,11 +30,19 @@ type nativeRequest struct {
 func (s *llamaCPP) completion(w http.ResponseWriter, r *http.Request, q *nativeRequest) (any, error) {
 	return s.answer(w, r, q, func(m *model) ([]*dialog.Prompt, error) {
 		list, err := m.prompts(r.Context(), "prompt", q.Prompt)
-		if err == nil && len(list) > maxChoices {
-			err = invalid("prompt", "has %d entries; at most %d are allowed", len(list), maxChoices)
+		if n := max(1, len(list)) * max(1, q.completions()); err == nil && n > maxChoices {
+			err = invalid("prompt", "has %d answers; at most %d are allowed", n, maxChoices)
 		}
 		return list, err
 	})
+}
+
+// completions is how many answers each prompt gets.
+func (q *nativeRequest) completions() int {
+	if q.NCompletions == nil {
+		return 1
+	}
+	return *q.NCompletions
 }
 
 func (s *llamaCPP) infill(w http.ResponseWriter, r *http.Request, q *nativeRequest) (any, error) {
@@ -57,10 +65,10 @@ func (s *llamaCPP) answer(w http.ResponseWriter, r *http.Request, q *nativeReque
 	if err := q.refusedFields.check(); err != nil {
 		return nil, err
 	}
-	if q.PostSampling {
-		return nil, invalid("post_sampling_probs", "is not supported; probabilities are the model's")
-	}
 	c := newConversation(q.Model, &q.samplingFields, q.Stream)
+	if c.choices = q.completions(); c.choices < 1 || c.choices > maxChoices {
+		return nil, invalid("n_cmpl", "%d is not between 1 and %d", c.choices, maxChoices)
+	}
 	c.raw, c.prompts = true, prompts
 	var err error
 	if c.format, err = q.formatFields.format(); err != nil {
@@ -211,7 +219,7 @@ func (s *llamaCPP) embedding(w http.ResponseWriter, r *http.Request, q *nativeEm
 		return nil, err
 	}
 	defer l.release()
-	vectors, _, err := l.embed(r.Context(), q.Content, nil)
+	vectors, _, err := l.embed(r.Context(), q.Content, nil, false)
 	if err != nil {
 		return nil, err
 	}

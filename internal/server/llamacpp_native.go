@@ -11,6 +11,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"strobe/internal/chat/parse"
 	"strobe/internal/engine"
 	"strobe/internal/speculate"
 	"strobe/internal/tokenizer"
@@ -79,7 +80,7 @@ func (s *llamaCPP) props(w http.ResponseWriter, r *http.Request) (any, error) {
 		"build_info":    s.fingerprint(),
 		"chat_template": v.template.Source(),
 		"chat_template_caps": map[string]bool{
-			"supports_tools": v.template.Tools(), "supports_thinking": v.template.Thinking(), "fallback": v.template.Fallback(),
+			"supports_tools": v.template.Tools() && parse.Calls(v.template.Source()), "supports_thinking": v.template.Thinking(), "fallback": v.template.Fallback(),
 		},
 		"modalities": map[string]bool{"vision": m.Vision != nil, "audio": false},
 		"bos_token":  v.format.BOS,

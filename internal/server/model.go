@@ -31,6 +31,9 @@ type model struct {
 	template *chat.Template
 	defaults ChatDefaults
 	grammars *grammars
+	pace     pace
+	derived  *derivedModel // what it was derived as; nil for the file as it is
+	fills    bool          // it may be asked to fill in the middle
 }
 
 func newModel(name string, e *engine.Engine, defaults ChatDefaults) (*model, error) {
@@ -39,13 +42,21 @@ func newModel(name string, e *engine.Engine, defaults ChatDefaults) (*model, err
 	if err != nil {
 		return nil, err
 	}
-	return &model{name, e, tok, format, template, defaults, newGrammars(tok, template)}, nil
+	return &model{name: name, engine: e, tok: tok, format: format, template: template, defaults: defaults,
+		grammars: newGrammars(tok, template)}, nil
 }
 
 func (m *model) modelName() string { return m.name }
 
 func (l *lease) request(f *samplingFields) (engine.Request, error) {
 	req := l.core.defaults(l.model)
+	if l.derived != nil {
+		for i := range l.derived.fields {
+			if err := l.derived.fields[i].apply(&req, l.tok); err != nil {
+				return req, err
+			}
+		}
+	}
 	return req, f.apply(&req, l.tok)
 }
 
@@ -53,7 +64,14 @@ func (l *lease) submit(ctx context.Context, rep *reply) (generation, error) {
 	if l.core.tweak != nil {
 		l.core.tweak(&rep.req, l.model)
 	}
-	return l.engine.Submit(ctx, rep.req)
+	g, err := l.engine.Submit(ctx, rep.req)
+	if errors.Is(err, engine.ErrQueueFull) {
+		return nil, &queueError{l.pace.wait(l.engine.Snapshot().Queued), err}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return g, nil
 }
 
 // render returns the prompt of a conversation.

@@ -35,11 +35,25 @@ type ollamaRequest struct {
 	Keep     json.RawMessage   `json:"keep_alive"`
 	LogProbs bool              `json:"logprobs"`
 	Top      int               `json:"top_logprobs"`
-	Options  struct {
-		samplingFields
-		NumPredict *int `json:"num_predict"`
-		refusedFields
-	} `json:"options"`
+	Context  []int32           `json:"context"` // of generate: the tokens of what was said before
+	Options  ollamaOptions     `json:"options"`
+}
+
+// ollamaOptions are the settings of an answer. num_ctx is not among them: the server's context is fixed, and a larger one
+// than asked for changes no answer that fits.
+type ollamaOptions struct {
+	samplingFields
+	NumPredict *int `json:"num_predict"`
+	refusedFields
+}
+
+// fields are the settings in the words of all protocols.
+func (o *ollamaOptions) fields() (samplingFields, error) {
+	f := o.samplingFields
+	if o.NumPredict != nil {
+		f.NPredict = o.NumPredict
+	}
+	return f, o.refusedFields.check()
 }
 
 type ollamaMessage struct {
@@ -68,6 +82,7 @@ type ollamaChunk struct {
 	LogProbs   []logProbJSON  `json:"logprobs,omitempty"` // of the tokens since the last chunk
 	Done       bool           `json:"done"`
 	DoneReason string         `json:"done_reason,omitempty"`
+	Context    []int32        `json:"context,omitempty"` // of generate, for a request that goes on
 
 	Total          time.Duration `json:"total_duration,omitempty"`
 	Load           time.Duration `json:"load_duration,omitempty"`
@@ -78,10 +93,16 @@ type ollamaChunk struct {
 }
 
 // ollama answers Ollama's endpoints.
-type ollama struct{ *core }
+type ollama struct {
+	*core
+	files ggufFacts
+}
 
 func (s *ollama) endpoints() map[string]endpoint {
 	return map[string]endpoint{
+		"POST /api/copy":       post(s.core, s.copyModel),
+		"DELETE /api/delete":   post(s.core, s.deleteModel),
+		"POST /api/create":     post(s.core, s.createModel),
 		"GET /api/version":     s.version,
 		"GET /api/tags":        s.tags,
 		"GET /api/ps":          s.loadedModels,
@@ -97,18 +118,18 @@ func (s *ollama) endpoints() map[string]endpoint {
 // name is the name of a model without the tag that Ollama's clients add to names that have none.
 func (s *ollama) name(name string) string {
 	short, tagged := strings.CutSuffix(name, ":latest")
-	if tagged && slices.ContainsFunc(s.models().List(), func(m engine.ModelInfo) bool { return m.Name == short }) {
+	if tagged && slices.ContainsFunc(s.offered(), func(m engine.ModelInfo) bool { return m.Name == short }) {
 		return short
 	}
 	return name
 }
 
 func (q *ollamaRequest) conversation(chatting bool) (*conversation, error) {
-	c := newConversation(q.Model, &q.Options.samplingFields, q.Stream == nil || *q.Stream)
-	if q.Options.NumPredict != nil {
-		c.sampling.NPredict = q.Options.NumPredict
+	fields, err := q.Options.fields()
+	if err != nil {
+		return nil, err
 	}
-	var err error
+	c := newConversation(q.Model, &fields, q.Stream == nil || *q.Stream)
 	if c.keepAlive, err = keepAlive(q.Keep); err != nil {
 		return nil, err
 	}
@@ -138,7 +159,7 @@ func (q *ollamaRequest) conversation(chatting bool) (*conversation, error) {
 			return nil, err
 		}
 	} else {
-		given := map[string]bool{"images": len(q.Images) > 0 && q.Raw, "suffix": q.Suffix != "", "template": q.Template != ""}
+		given := map[string]bool{"images": len(q.Images) > 0 && q.Raw, "template": q.Template != ""}
 		for name, yes := range given {
 			if yes {
 				return nil, invalid(name, "is not supported")
@@ -181,9 +202,6 @@ func (q *ollamaRequest) conversation(chatting bool) (*conversation, error) {
 	default:
 		return nil, invalid("think", "must be true, false or a word")
 	}
-	if err := q.Options.refusedFields.check(); err != nil {
-		return nil, err
-	}
 	if q.LogProbs {
 		if err := c.wantLogProbs("top_logprobs", q.Top); err != nil {
 			return nil, err
@@ -207,24 +225,64 @@ func (s *ollama) answer(w http.ResponseWriter, r *http.Request, q *ollamaRequest
 		return nil, err
 	}
 	c.model = s.name(q.Model)
-	if q.Raw {
-		if s.cfg.Upstreams.Has(c.model) {
-			return nil, invalid("raw", "is not supported for a model of another server")
-		}
-		c.prompts = func(m *model) ([]*dialog.Prompt, error) {
-			p, err := m.textPrompt(q.Prompt, c.done)
-			return []*dialog.Prompt{p}, err
+	if !chatting {
+		if err := s.ownPrompt(q, c); err != nil {
+			return nil, err
 		}
 	}
-	a := &ollamaAnswer{name: q.Model, chat: chatting, start: start}
+	a := &ollamaAnswer{name: q.Model, chat: chatting, start: start, logProbs: q.LogProbs,
+		context: !chatting && !q.Raw && q.Suffix == "" && !s.cfg.Upstreams.Has(c.model)}
 	if chatting && len(q.Messages) == 0 || !chatting && q.Prompt == "" && q.System == "" {
 		return s.loadOnly(r, c, a)
 	}
 	return s.converse(w, r, c, func(x *exchange) answer {
 		a.exchange, a.rep = x, x.replies[0]
+		a.rep.keepTokens = a.rep.keepTokens || a.context
 		x.st.useLines()
 		return a
 	})
+}
+
+// ownPrompt sets the prompt of a request to generate that is not a single message: text as it is, text between two
+// others, or a message that goes on with what was said before.
+func (s *ollama) ownPrompt(q *ollamaRequest, c *conversation) error {
+	given := ""
+	switch {
+	case q.Raw:
+		given = "raw"
+		c.prompts = func(m *model) ([]*dialog.Prompt, error) {
+			p, err := m.textPrompt(q.Prompt, c.done)
+			return []*dialog.Prompt{p}, err
+		}
+	case q.Suffix != "":
+		given = "suffix"
+		c.raw = true
+		c.prompts = func(m *model) ([]*dialog.Prompt, error) {
+			p, err := m.fill(q.Prompt, q.Suffix, nil, c.done)
+			return []*dialog.Prompt{p}, err
+		}
+	case len(q.Context) > 0:
+		given = "context"
+		c.prompts = func(m *model) ([]*dialog.Prompt, error) {
+			if err := m.checkTokens(q.Context, "context"); err != nil {
+				return nil, err
+			}
+			p, err := m.render(c)
+			if err != nil {
+				return nil, err
+			}
+			more := p.Tokens
+			if bos, ok := m.tok.BOS(); ok && len(more) > 0 && more[0] == bos {
+				more = more[1:] // the text has begun
+			}
+			p.Text, p.Tokens = "", slices.Concat(q.Context, more)
+			return []*dialog.Prompt{p}, nil
+		}
+	}
+	if given != "" && s.cfg.Upstreams.Has(c.model) {
+		return invalid(given, "is not supported for a model of another server")
+	}
+	return nil
 }
 
 // loadOnly loads or unloads a model for a request that asks it nothing.
@@ -246,17 +304,27 @@ func (s *ollama) loadOnly(r *http.Request, c *conversation, a *ollamaAnswer) (an
 // ollamaAnswer shows a reply in lines of JSON. Calls are shown when they are complete.
 type ollamaAnswer struct {
 	*exchange
-	name  string // as the client says it
-	chat  bool
-	rep   *reply
-	start time.Time
+	name     string // as the client says it
+	chat     bool
+	rep      *reply
+	start    time.Time
+	logProbs bool
+	context  bool    // the end has the tokens of all that was said
+	said     []int32 // so far
 }
 
 // piece is a chunk of an answer, with the log probabilities of the tokens since the last one.
 func (a *ollamaAnswer) piece(content, thinking string, calls []*toolCall) *ollamaChunk {
 	out := &ollamaChunk{Model: a.name, CreatedAt: time.Now().UTC()}
 	if a.rep != nil && len(a.rep.tokens) > 0 {
-		out.LogProbs = newLogProbs(a.rep.tok, a.rep.tokens).Content
+		if a.logProbs {
+			out.LogProbs = newLogProbs(a.rep.tok, a.rep.tokens).Content
+		}
+		if a.context {
+			for _, t := range a.rep.tokens {
+				a.said = append(a.said, t.ID)
+			}
+		}
 		a.rep.tokens = a.rep.tokens[:0]
 	}
 	if !a.chat {
@@ -284,6 +352,12 @@ func (a *ollamaAnswer) end(out *ollamaChunk) *ollamaChunk {
 	out.Total, out.Load = time.Since(a.start), a.loading
 	out.PromptCount, out.PromptDuration = res.Prompt, res.Stats.PromptTime
 	out.Count, out.Duration = res.Generated, res.Stats.DecodeTime
+	if a.context {
+		out.Context = slices.Concat(a.rep.prompt.Tokens, a.said)
+		if eos, ok := a.rep.tok.EOS(); ok && res.Reason == engine.ReasonEOG && !a.rep.tok.IsEOG(out.Context[len(out.Context)-1]) {
+			out.Context = append(out.Context, eos) // the turn is over
+		}
+	}
 	return out
 }
 
@@ -296,15 +370,23 @@ func (a *ollamaAnswer) chunk(_ int, ds []delta) {
 	for _, d := range merge(ds) {
 		switch d.kind {
 		case parse.Content:
-			a.st.send("", a.piece(d.text, "", nil))
+			a.line(a.piece(d.text, "", nil))
 		case parse.Reasoning:
-			a.st.send("", a.piece("", d.text, nil))
+			a.line(a.piece("", d.text, nil))
 		case parse.ToolEnd:
-			a.st.send("", a.piece("", "", a.rep.calls[d.call:d.call+1]))
+			a.line(a.piece("", "", a.rep.calls[d.call:d.call+1]))
 		}
 	}
 	if a.rep.result != nil {
-		a.st.send("", a.end(a.piece("", "", nil)))
+		a.line(a.end(a.piece("", "", nil)))
+	}
+}
+
+// line sends a line at once: clients take what they read at a time for one line.
+func (a *ollamaAnswer) line(v *ollamaChunk) {
+	a.st.send("", v)
+	if err := a.st.flush(); err != nil {
+		a.st.err = err
 	}
 }
 

@@ -6,12 +6,17 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"io"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
 	"time"
 
+	"strobe/internal/chat/parse"
 	"strobe/internal/engine"
+	"strobe/internal/tokenizer"
+	"strobe/internal/upstream"
 )
 
 type ollamaModel struct {
@@ -35,13 +40,39 @@ type ollamaDetails struct {
 	Quantization string   `json:"quantization_level"`
 }
 
-func newOllamaModel(m engine.ModelInfo) ollamaModel {
+// newOllamaModel describes a model. What its file says of it needs no loading.
+func (s *ollama) newOllamaModel(m engine.ModelInfo) ollamaModel {
 	// A name for the state of the file. Reading it all for a hash would take minutes.
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d %d", m.Name, m.Size, m.Modified.UnixNano()))
+	facts := s.files.of(m)
+	if m.Modified.IsZero() { // a part of the program
+		m.Modified = s.started
+	}
 	return ollamaModel{
 		Name: m.Name, Model: m.Name, ModifiedAt: m.Modified.UTC(), Size: m.Size, Digest: hex.EncodeToString(sum[:]),
-		Details: ollamaDetails{Format: "gguf", Family: m.Arch, Families: []string{m.Arch}},
+		Details: ollamaDetails{Format: "gguf", Family: m.Arch, Families: []string{m.Arch},
+			Parameters: parameterSize(facts.parameters), Quantization: facts.quantization},
 	}
+}
+
+// upstreamModel describes a model of another server, of which only its name is known.
+func (s *ollama) upstreamModel(name string) ollamaModel {
+	sum := sha256.Sum256([]byte(name))
+	return ollamaModel{Name: name, Model: name, ModifiedAt: s.started.UTC(), Digest: hex.EncodeToString(sum[:]),
+		Details: ollamaDetails{Families: []string{}}}
+}
+
+// parameterSize is a number of parameters as Ollama writes it: 4.3B, 135.00M.
+func parameterSize(n int64) string {
+	switch {
+	case n <= 0:
+		return ""
+	case n >= 1e9:
+		return fmt.Sprintf("%.1fB", float64(n)/1e9)
+	case n >= 1e6:
+		return fmt.Sprintf("%.2fM", float64(n)/1e6)
+	}
+	return fmt.Sprintf("%.2fK", float64(n)/1e3)
 }
 
 func (s *ollama) version(w http.ResponseWriter, r *http.Request) (any, error) {
@@ -50,8 +81,11 @@ func (s *ollama) version(w http.ResponseWriter, r *http.Request) (any, error) {
 
 func (s *ollama) tags(w http.ResponseWriter, r *http.Request) (any, error) {
 	out := []ollamaModel{}
-	for _, m := range s.models().List() {
-		out = append(out, newOllamaModel(m))
+	for _, m := range s.offered() {
+		out = append(out, s.newOllamaModel(m))
+	}
+	for _, u := range s.cfg.Upstreams.States() {
+		out = append(out, s.upstreamModel(u.Name))
 	}
 	return map[string]any{"models": out}, nil
 }
@@ -61,7 +95,7 @@ func (s *ollama) loadedModels(w http.ResponseWriter, r *http.Request) (any, erro
 	out := []ollamaModel{}
 	for _, m := range s.models().List() {
 		if m.State == engine.StateLoaded {
-			x := newOllamaModel(m)
+			x := s.newOllamaModel(m)
 			never, none := time.Now().UTC().AddDate(100, 0, 0), int64(0)
 			x.ExpiresAt, x.SizeVRAM, x.Context = &never, &none, m.Context
 			if !m.Expires.IsZero() {
@@ -90,7 +124,7 @@ func (q *ollamaNamed) name() string {
 // find returns what is known of a model without loading it.
 func (s *ollama) find(name string) (engine.ModelInfo, error) {
 	name = s.name(name)
-	list := s.models().List()
+	list := s.offered()
 	i := slices.IndexFunc(list, func(m engine.ModelInfo) bool { return m.Name == name })
 	if i < 0 {
 		return engine.ModelInfo{}, &apiError{Status: http.StatusNotFound, Type: "not_found_error",
@@ -100,6 +134,11 @@ func (s *ollama) find(name string) (engine.ModelInfo, error) {
 }
 
 func (s *ollama) show(w http.ResponseWriter, r *http.Request, q *ollamaNamed) (any, error) {
+	if name := q.name(); s.cfg.Upstreams.Has(name) {
+		u := s.upstreamModel(name)
+		return map[string]any{"modelfile": "", "parameters": "", "template": "", "modified_at": u.ModifiedAt,
+			"details": u.Details, "capabilities": []string{"completion", "tools"}, "model_info": map[string]any{}}, nil
+	}
 	m, err := s.find(q.name())
 	if err != nil && s.models().alone() { // it answers to every name
 		m, err = s.models().List()[0], nil
@@ -116,21 +155,31 @@ func (s *ollama) show(w http.ResponseWriter, r *http.Request, q *ollamaNamed) (a
 	if l.engine.Model().Vision != nil {
 		caps = append(caps, "vision")
 	}
-	if l.template.Tools() {
+	if l.template.Tools() && parse.Calls(l.template.Source()) {
 		caps = append(caps, "tools")
 	}
 	if src := l.template.Source(); l.template.Thinking() || strings.Contains(src, "<think>") {
 		caps = append(caps, "thinking")
 	}
+	if _, ok := l.tok.Role(tokenizer.RoleFIMMid); ok && l.fills {
+		caps = append(caps, "insert")
+	}
 	t := l.engine.Model().Target
-	return map[string]any{
-		"modelfile": "", "parameters": "", "template": l.template.Source(), "modified_at": m.Modified.UTC(),
-		"details": newOllamaModel(m).Details, "capabilities": caps,
-		"model_info": map[string]any{
-			"general.architecture": t.Arch, t.Arch + ".context_length": t.Context,
-			t.Arch + ".embedding_length": t.Hidden, t.Arch + ".block_count": t.Layers,
-		},
-	}, nil
+	known := s.newOllamaModel(m)
+	info := map[string]any{
+		"general.architecture": t.Arch, t.Arch + ".context_length": t.Context,
+		t.Arch + ".embedding_length": t.Hidden, t.Arch + ".block_count": t.Layers,
+	}
+	maps.Copy(info, s.files.of(m).info)
+	out := map[string]any{
+		"modelfile": "", "parameters": "", "template": l.template.Source(), "modified_at": known.ModifiedAt,
+		"details": known.Details, "capabilities": caps, "model_info": info,
+	}
+	if l.derived != nil {
+		known.Details.Parent = l.derived.from
+		out["details"], out["system"] = known.Details, l.derived.system
+	}
+	return out, nil
 }
 
 // pullNews is how often a stream tells how far a download is.
@@ -188,6 +237,7 @@ type ollamaEmbed struct {
 	Input      json.RawMessage `json:"input"`
 	Prompt     json.RawMessage `json:"prompt"`
 	Dimensions *int            `json:"dimensions"`
+	Truncate   *bool           `json:"truncate"` // inputs that do not fit are cut, unless it is false
 	Keep       json.RawMessage `json:"keep_alive"`
 }
 
@@ -201,6 +251,13 @@ func (s *ollama) embedding(w http.ResponseWriter, r *http.Request, q *ollamaEmbe
 	if err != nil {
 		return nil, err
 	}
+	if s.cfg.Upstreams.Has(q.Model) {
+		vectors, tokens, err := s.embedElsewhere(r, q.Model, q.Input, q.Dimensions)
+		if err != nil {
+			return nil, err
+		}
+		return q.answer(vectors, tokens, start, 0, old), nil
+	}
 	l, err := s.acquire(r.Context(), s.name(q.Model))
 	if err != nil {
 		return nil, err
@@ -208,15 +265,59 @@ func (s *ollama) embedding(w http.ResponseWriter, r *http.Request, q *ollamaEmbe
 	l.keep = keep
 	defer l.release()
 	load := time.Since(start)
-	vectors, tokens, err := l.embed(r.Context(), q.Input, q.Dimensions)
+	vectors, tokens, err := l.embed(r.Context(), q.Input, q.Dimensions, q.Truncate == nil || *q.Truncate)
 	if err != nil {
 		return nil, err
 	}
+	return q.answer(vectors, tokens, start, load, old), nil
+}
+
+// answer shows vectors, as the older endpoint does if old.
+func (q *ollamaEmbed) answer(vectors [][]float32, tokens int, start time.Time, load time.Duration, old bool) any {
 	if old {
-		return map[string]any{"embedding": vectors[0]}, nil
+		return map[string]any{"embedding": vectors[0]}
 	}
 	return map[string]any{
 		"model": q.Model, "embeddings": vectors, "prompt_eval_count": tokens,
 		"total_duration": time.Since(start), "load_duration": load,
-	}, nil
+	}
+}
+
+// embedElsewhere asks another server for the vectors of texts.
+func (s *ollama) embedElsewhere(r *http.Request, model string, input json.RawMessage, dimensions *int) (
+	vectors [][]float32, tokens int, err error) {
+	body, err := json.Marshal(struct {
+		Model      string          `json:"model"`
+		Input      json.RawMessage `json:"input"`
+		Dimensions *int            `json:"dimensions,omitempty"`
+	}{model, input, dimensions})
+	if err != nil {
+		return nil, 0, err
+	}
+	res, err := s.cfg.Upstreams.Send(r.Context(), upstream.Request{Model: model, Path: "/v1/embeddings", Body: body,
+		Head: s.outgoing(r), Key: upstream.Key(body)})
+	if err != nil {
+		return nil, 0, err
+	}
+	defer res.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(res.Body, s.cfg.MaxBody))
+	if err != nil {
+		return nil, 0, brokeOff(err)
+	}
+	if res.Status != http.StatusOK {
+		return nil, 0, upstreamError(res, text)
+	}
+	var out struct {
+		Data []struct {
+			Embedding []float32 `json:"embedding"`
+		} `json:"data"`
+		Usage usageJSON `json:"usage"`
+	}
+	if json.Unmarshal(text, &out) != nil || len(out.Data) == 0 {
+		return nil, 0, badUpstream("the upstream's answer has no vectors")
+	}
+	for _, d := range out.Data {
+		vectors = append(vectors, d.Embedding)
+	}
+	return vectors, out.Usage.PromptTokens, nil
 }

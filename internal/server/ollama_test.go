@@ -114,7 +114,7 @@ func TestOllamaErrors(t *testing.T) {
 		`{"messages":[{"role":"user","content":"x"}],"format":"xml"}`:                     "format: must be",
 		`{"messages":[{"role":"user","content":"x"}],"format":5}`:                         "format: must be",
 		`{"messages":[{"role":"user","content":"x"}],"think":5}`:                          "think: must be",
-		`{"messages":[{"role":"user","content":"x"}],"options":{"mirostat":1}}`:           "mirostat: is not supported",
+		`{"messages":[{"role":"user","content":"x"}],"options":{"t_max_predict_ms":1}}`:   "t_max_predict_ms: is not supported",
 		`{"messages":[{"role":"user","content":"x"}],"options":{"temperature":"hot"}}`:    "temperature",
 		`{"messages":[{"role":"assistant","content":"","tool_calls":[{"function":{}}]}]}`: "function.name: is missing",
 		`{"messages":[{"role":"user","content":"x"}],"tools":[{"type":"function"}]}`:      "tools[0].function.name",
@@ -125,8 +125,7 @@ func TestOllamaErrors(t *testing.T) {
 			t.Errorf("%s: %d %s", body, status, b)
 		}
 	}
-	for _, body := range []string{`{"prompt":"x","suffix":"y"}`, `{"prompt":"x","template":"y"}`,
-		`{"prompt":"x","raw":true,"images":["y"]}`} {
+	for _, body := range []string{`{"prompt":"x","template":"y"}`, `{"prompt":"x","raw":true,"images":["y"]}`} {
 		if status, b := f.do("POST", "/api/generate", body); status != http.StatusBadRequest ||
 			!strings.Contains(string(b), "is not supported") {
 			t.Errorf("%s: %d %s", body, status, b)

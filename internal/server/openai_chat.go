@@ -30,20 +30,15 @@ type chatRequest struct {
 	AddTurn           *bool             `json:"add_generation_prompt"`
 	ContinueLast      *bool             `json:"continue_final_message"`
 	ImageMaxTokens    int               `json:"image_max_tokens"`
+	Modalities        []string          `json:"modalities"`
+	ParseToolCalls    *bool             `json:"parse_tool_calls"`
 	thinkingFields
 	formatFields
 	refusedFields
 }
 
 // openAI answers OpenAI's endpoints. Paths without /v1 are llama.cpp's.
-type openAI struct {
-	*core
-	memory *memory // of responses
-}
-
-func newOpenAI(s *core) *openAI {
-	return &openAI{s, newMemory(s.cfg.MaxStored, s.cfg.StoredAge)}
-}
+type openAI struct{ *core }
 
 func (s *openAI) endpoints() map[string]endpoint {
 	return map[string]endpoint{
@@ -77,6 +72,17 @@ func (q *chatRequest) conversation() (*conversation, error) {
 	}
 	if c.imageRows = q.ImageMaxTokens; c.imageRows < 0 {
 		return nil, invalid("image_max_tokens", "must be at least 1")
+	}
+	for i, m := range q.Modalities {
+		if m != "text" {
+			return nil, invalid("modalities"+index(i), "%q is not supported; answers are text", m)
+		}
+	}
+	if q.ParseToolCalls != nil && !*q.ParseToolCalls {
+		return nil, invalid("parse_tool_calls", "is not supported; reasoning_format \"none\" leaves the text as it is")
+	}
+	if q.ContinueLast != nil && *q.ContinueLast && q.AddTurn != nil && *q.AddTurn {
+		return nil, invalid("add_generation_prompt", "cannot be used with continue_final_message")
 	}
 	c.continueLast, c.noTurn = q.ContinueLast, q.AddTurn != nil && !*q.AddTurn
 	if q.ContinueLast != nil && *q.ContinueLast && c.messages[len(c.messages)-1].Role != "assistant" {
@@ -189,6 +195,9 @@ func decodeChoice(raw json.RawMessage, tools []json.RawMessage) (c toolChoice, e
 			return c, c.allow(o.Mode, o.Tools, tools)
 		}
 		if c.name = o.flat(); c.name == "" {
+			c.name = clientTools[o.Type].name // named by its type alone
+		}
+		if c.name == "" {
 			return c, invalid(at+".function.name", "is missing")
 		}
 	default:

@@ -110,7 +110,7 @@ func (s *openAI) modelEntry(m *engine.ModelInfo, e *engine.Engine) modelJSON {
 func (s *openAI) modelEntries() []modelJSON {
 	engines := s.models().Resident()
 	data := []modelJSON{}
-	for _, m := range s.models().List() {
+	for _, m := range s.offered() {
 		data = append(data, s.modelEntry(&m, engines[m.Name]))
 	}
 	for _, u := range s.cfg.Upstreams.States() {
@@ -180,7 +180,7 @@ func (s *openAI) embeddings(w http.ResponseWriter, r *http.Request, q *embedding
 		return nil, err
 	}
 	defer l.release()
-	vectors, tokens, err := l.embed(r.Context(), q.Input, q.Dimensions)
+	vectors, tokens, err := l.embed(r.Context(), q.Input, q.Dimensions, false)
 	if err != nil {
 		return nil, err
 	}

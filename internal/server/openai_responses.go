@@ -75,6 +75,11 @@ type outputItem struct {
 	Name      string        `json:"name,omitempty"`
 	Namespace string        `json:"namespace,omitempty"`
 	Arguments *string       `json:"arguments,omitempty"`
+
+	Input     *string         `json:"input,omitempty"`  // of a custom tool's call
+	Action    json.RawMessage `json:"action,omitempty"` // of other calls that the client runs, like the next two
+	Operation json.RawMessage `json:"operation,omitempty"`
+	Checks    *[]any          `json:"pending_safety_checks,omitempty"`
 }
 
 type outputPart struct {
@@ -184,6 +189,7 @@ type responseAnswer struct {
 	kind    parse.Kind
 	text    strings.Builder // of the open item
 	begun   bool
+	client  string // type of the tool that is being called, of those whose shape the API fixes; "" for a function
 }
 
 // shown is how text of a kind appears: the type of its part, the field that numbers its parts, and its events.
@@ -314,14 +320,25 @@ func (a *responseAnswer) add(ds []delta) {
 			a.addText(d.text)
 		case parse.ToolBegin:
 			c := a.rep.calls[d.call]
+			if a.client = a.q.kinds[c.name]; a.client != "" {
+				continue // shown at its end
+			}
 			it := outputItem{Type: "function_call", ID: newID("fc_"), CallID: c.id, Name: c.name, Arguments: new(string)}
 			if n, ok := a.q.names[c.name]; ok {
 				it.Name, it.Namespace = n.name, n.namespace
 			}
 			a.begin(d.kind, it)
 		case parse.ToolArguments:
-			a.addText(d.text)
+			if a.client == "" {
+				a.addText(d.text)
+			}
 		case parse.ToolEnd:
+			if a.client != "" {
+				c := a.rep.calls[d.call]
+				a.clientCall(clientTools[a.client], c)
+				a.client = ""
+				continue
+			}
 			a.end("completed")
 		}
 	}
@@ -341,7 +358,7 @@ func (a *responseAnswer) finish() error {
 	u.OutputDetails.ReasoningTokens = a.rep.thinkTokens
 	a.base.Usage, a.base.Timings, a.base.Status = u, timings(res), status
 	if a.memory != nil { // before the client can refer to it
-		stored, err := a.memory.put(a.owner, &a.base, a.q.items)
+		stored, err := putResponse(a.memory, a.owner, &a.base, a.q.items)
 		if err != nil {
 			return err
 		}

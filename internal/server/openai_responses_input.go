@@ -30,7 +30,8 @@ type responsesRequest struct {
 	commonSampling
 	Stream bool `json:"stream"`
 	Text   *struct {
-		Format *responseFormat `json:"format"`
+		Format    *responseFormat `json:"format"`
+		Verbosity string          `json:"verbosity"`
 	} `json:"text"`
 	Reasoning *struct {
 		Effort  string `json:"effort"`
@@ -42,6 +43,7 @@ type responsesRequest struct {
 
 	items []json.RawMessage   // the input, with ids
 	names map[string]toolName // of tools in namespaces, by what the model calls them
+	kinds map[string]string   // types of tools whose shape the API fixes, likewise
 }
 
 // toolName is the name of a tool in a namespace.
@@ -67,6 +69,10 @@ type inputItem struct {
 	Namespace string          `json:"namespace"`
 	Arguments string          `json:"arguments"`
 	Output    json.RawMessage `json:"output"`
+	Input     string          `json:"input"`  // of a custom tool's call
+	Action    json.RawMessage `json:"action"` // of other calls that the client runs, like the next one
+	Operation json.RawMessage `json:"operation"`
+	Status    string          `json:"status"`
 }
 
 // refuse names what this server cannot do and a client must not believe it did.
@@ -129,12 +135,15 @@ func (s *openAI) responsesConversation(r *http.Request, q *responsesRequest) (*c
 	if q.Reasoning != nil {
 		t.ReasoningEffort = q.Reasoning.Effort
 	}
+	if q.Text != nil {
+		t.Verbosity = q.Text.Verbosity
+	}
 	return c, t.apply(c)
 }
 
 // tools adds the functions among the request's tools, those in namespaces under one name each.
 func (q *responsesRequest) tools(c *conversation) error {
-	q.names = map[string]toolName{}
+	q.names, q.kinds = map[string]toolName{}, map[string]string{}
 	var add func(raw json.RawMessage, at, namespace string) error
 	add = func(raw json.RawMessage, at, namespace string) error {
 		var t struct {
@@ -143,6 +152,7 @@ func (q *responsesRequest) tools(c *conversation) error {
 			Description string            `json:"description"`
 			Parameters  json.RawMessage   `json:"parameters"`
 			Tools       []json.RawMessage `json:"tools"`
+			Format      *customFormat     `json:"format"`
 		}
 		if err := decodeFields(raw, at, &t); err != nil {
 			return err
@@ -160,9 +170,27 @@ func (q *responsesRequest) tools(c *conversation) error {
 				}
 			}
 			return nil
+		case hosted(t.Type):
+			return nil
+		case t.Type == "mcp":
+			return invalid(at+".type", "this server asks no other servers for tools; offer them as functions")
 		case t.Type != "function":
-			return nil // tools that run on OpenAI's servers
-		case t.Name == "":
+			known, ok := clientTools[t.Type]
+			if !ok {
+				return invalid(at+".type", "%q is not supported", t.Type)
+			}
+			if known.name != "" {
+				t.Name, t.Description = known.name, known.description
+			}
+			var err error
+			if t.Parameters = json.RawMessage(known.parameters); t.Type == "custom" {
+				if t.Parameters, err = t.Format.schema(at + ".format"); err != nil {
+					return err
+				}
+			}
+			q.kinds[toolName{namespace, t.Name}.flat()] = t.Type
+		}
+		if t.Name == "" {
 			return invalid(at+".name", "is missing")
 		}
 		if k := kindOf(t.Parameters); k == "null" {
@@ -301,7 +329,22 @@ func inputMessages(items []placedItem) ([]chat.Message, error) {
 				assistant().Reasoning += text
 			}
 		default:
-			return nil, invalid(at+".type", "%q is not supported", kind)
+			call, ok, err := it.clientCallMessage(kind)
+			switch {
+			case err != nil:
+				return nil, err
+			case ok:
+				m := assistant()
+				m.ToolCalls = append(m.ToolCalls, call)
+			case isClientOutput(kind):
+				content, err := it.result(at + ".output")
+				if err != nil {
+					return nil, err
+				}
+				out = append(out, chat.Message{Role: "tool", Content: content, ToolCallID: it.CallID})
+			default:
+				return nil, invalid(at+".type", "%q is not supported", kind)
+			}
 		}
 	}
 	if len(out) == 0 {
@@ -363,7 +406,7 @@ func itemContent(raw json.RawMessage, at string, result bool) (any, error) {
 			}
 			said.text(*b.Text)
 		case b.Type == "refusal":
-		case b.Type == "input_image" && (b.ImageURL != "" || !result):
+		case (b.Type == "input_image" || b.Type == "computer_screenshot" && result) && (b.ImageURL != "" || !result):
 			p, err := b.part(at + index(i))
 			if err != nil {
 				return nil, err

@@ -2,177 +2,33 @@ package server
 
 import (
 	"bytes"
-	"container/list"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"slices"
 	"strconv"
-	"sync"
-	"time"
 )
 
-// memory keeps responses and their items for requests that refer to them, in RAM and within limits: the least recently
-// used are dropped first. Its methods may be called from any goroutine.
-type memory struct {
-	limit int64         // bytes of all; none keeps nothing
-	age   time.Duration // since the last use
-	now   func() time.Time
-
-	mu     sync.Mutex
-	bytes  int64
-	recent *list.List                // of *stored, the one used last in front
-	byID   map[ownedID]*list.Element // of recent
-	items  map[ownedID]keptItem
-}
-
-// ownedID is the id of a response or an item among those of one owner. Clients choose ids of items, so those of others
-// must not be in their way.
-type ownedID struct{ owner, id string }
-
-// stored is a response with what it answered.
-type stored struct {
-	key           ownedID
-	previous      string
-	body          json.RawMessage // as the client got it
-	input, output []json.RawMessage
-	ids           []ownedID // of the items
-	size          int64
-	used          time.Time
-}
-
-type keptItem struct {
-	raw   json.RawMessage
-	owner *list.Element
-}
-
-func newMemory(limit int64, age time.Duration) *memory {
-	return &memory{limit: limit, age: age, now: time.Now, recent: list.New(),
-		byID: map[ownedID]*list.Element{}, items: map[ownedID]keptItem{}}
-}
-
-// put keeps a response of an owner and reports whether it has room. The input must have ids.
-func (m *memory) put(owner string, resp *responseJSON, input []json.RawMessage) (bool, error) {
+// putResponse keeps a response of an owner and reports whether there is room. The input must have ids.
+func putResponse(m *memory, owner string, resp *responseJSON, input []json.RawMessage) (bool, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
 	if err := enc.Encode(resp); err != nil {
 		return false, err
 	}
-	s := &stored{key: ownedID{owner, resp.ID}, body: b.Bytes(), size: int64(b.Len()) + itemCost}
+	t := turn{id: resp.ID, body: b.Bytes(), input: input} // the body is as the client got it
 	if resp.PreviousResponseID != nil {
-		s.previous = *resp.PreviousResponseID
-	}
-	for _, raw := range input {
-		s.input = append(s.input, bytes.Clone(raw)) // the request it is a part of shall not stay
+		t.previous = *resp.PreviousResponseID
 	}
 	for _, it := range resp.Output {
 		raw, err := json.Marshal(it)
 		if err != nil {
 			return false, err
 		}
-		s.output = append(s.output, raw)
+		t.output = append(t.output, raw)
 	}
-	for _, raw := range slices.Concat(s.input, s.output) {
-		s.size += int64(len(raw)) + itemCost
-	}
-	if s.size > m.limit {
-		return false, nil
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	s.used = m.now()
-	e := m.recent.PushFront(s)
-	m.byID[s.key] = e
-	m.bytes += s.size
-	for _, raw := range slices.Concat(s.input, s.output) {
-		if id, ref := itemID(raw); id != "" && !ref {
-			key := ownedID{owner, id}
-			m.items[key] = keptItem{raw, e}
-			s.ids = append(s.ids, key)
-		}
-	}
-	m.trim()
-	return true, nil
-}
-
-// trim forgets what is too old or too much.
-func (m *memory) trim() {
-	for e := m.recent.Back(); e != nil; e = m.recent.Back() {
-		if m.bytes <= m.limit && m.now().Sub(e.Value.(*stored).used) <= m.age {
-			return
-		}
-		m.forget(e)
-	}
-}
-
-func (m *memory) forget(e *list.Element) {
-	s := m.recent.Remove(e).(*stored)
-	m.bytes -= s.size
-	delete(m.byID, s.key)
-	for _, id := range s.ids {
-		if m.items[id].owner == e { // a later response may have said it again
-			delete(m.items, id)
-		}
-	}
-}
-
-func (m *memory) use(e *list.Element) *stored {
-	s := e.Value.(*stored)
-	s.used = m.now()
-	m.recent.MoveToFront(e)
-	return s
-}
-
-// get returns a response, nil when there is none.
-func (m *memory) get(id ownedID) *stored {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.trim()
-	if e := m.byID[id]; e != nil {
-		return m.use(e)
-	}
-	return nil
-}
-
-// item returns an item of a response, nil when there is none.
-func (m *memory) item(id ownedID) json.RawMessage {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.trim()
-	it, ok := m.items[id]
-	if !ok {
-		return nil
-	}
-	m.use(it.owner)
-	return it.raw
-}
-
-// remove forgets a response and reports whether there was one.
-func (m *memory) remove(id ownedID) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	e := m.byID[id]
-	if e != nil {
-		m.forget(e)
-	}
-	return e != nil
-}
-
-// itemID returns the id of an item and whether it only refers to another one of that id.
-func itemID(raw json.RawMessage) (id string, reference bool) {
-	var it struct {
-		Type *string `json:"type"`
-		ID   string  `json:"id"`
-		Role *string `json:"role"`
-	}
-	if json.Unmarshal(raw, &it) != nil {
-		return "", false
-	}
-	if it.Type == nil {
-		return it.ID, it.Role == nil && it.ID != ""
-	}
-	return it.ID, *it.Type == "item_reference"
+	return m.put(owner, t), nil
 }
 
 // placedItem is an item of a conversation and where errors say it stands.
@@ -184,23 +40,18 @@ type placedItem struct {
 // recall returns a whole conversation: what a response and those before it were made of, then the new input, with
 // every reference replaced by what it refers to. All of it together may be as large as one request.
 func (s *openAI) recall(owner, previous string, input []json.RawMessage) ([]placedItem, error) {
-	var chain []*stored
-	for id := previous; id != ""; {
-		r := s.memory.get(ownedID{owner, id})
-		if r == nil {
-			why := "it was deleted, is too old or made room for others, or this server never made it"
-			if s.memory.limit <= 0 {
-				why = "this server keeps no responses; send the whole conversation as input"
-			}
-			return nil, &apiError{Status: http.StatusBadRequest, Type: "invalid_request_error",
-				Code: "previous_response_not_found", Param: "previous_response_id",
-				Message: fmt.Sprintf("previous_response_id: there is no response %q: %s", id, why)}
+	chain, missing := s.memory.chain(owner, previous)
+	if missing != "" {
+		why := "it was deleted, is too old or made room for others, or this server never made it"
+		if s.memory.limit <= 0 {
+			why = "this server keeps no responses; send the whole conversation as input"
 		}
-		chain = append(chain, r)
-		id = r.previous
+		return nil, &apiError{Status: http.StatusBadRequest, Type: "invalid_request_error",
+			Code: "previous_response_not_found", Param: "previous_response_id",
+			Message: fmt.Sprintf("previous_response_id: there is no response %q: %s", missing, why)}
 	}
 	var out []placedItem
-	for _, r := range slices.Backward(chain) {
+	for _, r := range chain {
 		for _, raw := range slices.Concat(r.input, r.output) {
 			out = append(out, placedItem{"previous_response_id " + r.key.id, raw})
 		}

@@ -86,8 +86,8 @@ func TestRescuedPrompt(t *testing.T) {
 		status, _, body := f.answerTo(talk)
 		if mode == pflash.Off {
 			e, _ := body["error"].(map[string]any)
-			if m, _ := e["message"].(string); status != 400 || !strings.Contains(m, "the context holds 2048") ||
-				!strings.Contains(m, "the prompt has ") {
+			if m, _ := e["message"].(string); status != 400 || !strings.Contains(m, "context size (2048 tokens)") ||
+				!strings.HasPrefix(m, "request (") {
 				t.Errorf("status %d: %v", status, body)
 			}
 		} else if n := number(body, "usage", "prompt_tokens"); status != 200 || n == 0 || n >= 2048 {

@@ -17,9 +17,6 @@ const maxPrompts = 2048
 
 // textPrompt returns the prompt of a text that is continued as it is, without the template.
 func (m *model) textPrompt(text string, done <-chan struct{}) (*dialog.Prompt, error) {
-	if err := m.format.Fits(len(text), m.engine.Config().Context); err != nil {
-		return nil, err
-	}
 	return m.format.Text(text, true, done)
 }
 
@@ -97,32 +94,30 @@ func (m *model) tokenList(raw json.RawMessage, at string) ([]int32, error) {
 	}
 	// An id with its comma takes 32 bytes at most in any list worth reading; a list that must be too
 	// long is refused unread.
-	if n, limit := len(raw)/32, m.engine.Config().Context; n > limit {
-		return nil, &engine.ContextError{Prompt: n, Context: limit}
+	if limit := m.engine.Config().Context; len(raw)/32 > limit {
+		return nil, &engine.ContextError{Prompt: bytes.Count(raw, []byte(",")) + 1, Context: limit}
 	}
 	var ids []int32
 	if err := decodeJSON(raw, at, &ids); err != nil {
 		return nil, err
 	}
+	return ids, m.checkTokens(ids, at)
+}
+
+// checkTokens makes sure that all ids are those of tokens.
+func (m *model) checkTokens(ids []int32, at string) error {
 	for i, id := range ids {
 		if id < 0 || int(id) >= m.tok.Size() {
-			return nil, invalid(at+index(i), "%d is not the id of a token", id)
+			return invalid(at+index(i), "%d is not the id of a token", id)
 		}
 	}
-	return ids, nil
+	return nil
 }
 
 // fill returns the prompt of what stands between two texts, for models that were trained for it.
 func (m *model) fill(prefix, suffix string, extra []infillFile, done <-chan struct{}) (*dialog.Prompt, error) {
-	size := len(prefix) + len(suffix)
-	for _, f := range extra {
-		size += len(f.Name) + len(f.Text)
-	}
-	if err := m.format.Fits(size, m.engine.Config().Context); err != nil {
-		return nil, err
-	}
 	var ids []int32
-	missing := false
+	missing := !m.fills
 	role := func(r tokenizer.Role) {
 		id, ok := m.tok.Role(r)
 		missing = missing || !ok
@@ -154,7 +149,7 @@ func (m *model) fill(prefix, suffix string, extra []infillFile, done <-chan stru
 	text(suffix)
 	role(tokenizer.RoleFIMMid)
 	if missing {
-		return nil, fmt.Errorf("%w: it has no tokens for filling in the middle", engine.ErrUnsupported)
+		return nil, fmt.Errorf("%w: the model was not trained for filling in the middle", engine.ErrUnsupported)
 	}
 	select {
 	case <-done:
@@ -170,15 +165,17 @@ type infillFile struct {
 	Text string `json:"text"`
 }
 
-// embed returns the vectors of texts or lists of tokens, each of length 1, and how many tokens they have.
-func (m *model) embed(ctx context.Context, input json.RawMessage, dimensions *int) (
+// embed returns the vectors of texts or lists of tokens, each of length 1, and how many tokens they have. truncate cuts
+// those that do not fit into the context.
+func (m *model) embed(ctx context.Context, input json.RawMessage, dimensions *int, truncate bool) (
 	out [][]float32, tokens int, err error) {
 	inputs, err := m.prompts(ctx, "input", input)
 	if err != nil {
 		return nil, 0, err
 	}
-	if hidden := m.engine.Model().Target.Hidden; dimensions != nil && *dimensions != hidden {
-		return nil, 0, invalid("dimensions", "this model has %d", hidden)
+	hidden := m.engine.Model().Target.Hidden
+	if dimensions != nil && (*dimensions < 1 || *dimensions > hidden) {
+		return nil, 0, invalid("dimensions", "%d is not between 1 and the %d that this model has", *dimensions, hidden)
 	}
 	for i, in := range inputs {
 		if len(in.Tokens) == 0 {
@@ -187,9 +184,15 @@ func (m *model) embed(ctx context.Context, input json.RawMessage, dimensions *in
 		if len(in.Images) > 0 {
 			return nil, 0, invalid("input"+index(i), "has images; embeddings are made of text")
 		}
+		if n := m.engine.Config().Context; truncate && len(in.Tokens) > n {
+			in.Tokens = in.Tokens[:n]
+		}
 		x, err := m.engine.Embed(ctx, in.Tokens)
 		if err != nil {
 			return nil, 0, err
+		}
+		if dimensions != nil { // the first ones, which are made to be of use alone where a model has such
+			x = x[:*dimensions]
 		}
 		normalise(x)
 		out = append(out, x)

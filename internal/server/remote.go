@@ -113,7 +113,36 @@ func chatBody(model string, c *conversation, req *engine.Request) ([]byte, error
 	if req.MaxTokens > 0 || req.PromptOnly {
 		q.MaxTokens = &req.MaxTokens
 	}
-	return json.Marshal(q)
+	body, err := json.Marshal(q)
+	if err != nil {
+		return nil, err
+	}
+	return withRest(body, f)
+}
+
+// notPassed are fields of sampling that this server itself obeys, or has put into the request already.
+var notPassed = []string{"strobe", "stop", "logit_bias", "max_tokens", "max_completion_tokens", "n_predict", "id_slot",
+	"return_progress", "timings_per_token"}
+
+// withRest adds the fields of sampling that a request does not have yet, under llama.cpp's names, to its body.
+func withRest(body []byte, f *samplingFields) ([]byte, error) {
+	raw, err := json.Marshal(f)
+	if err != nil {
+		return nil, err
+	}
+	var said, all map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &said); err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(body, &all); err != nil {
+		return nil, err
+	}
+	for name, value := range said {
+		if _, given := all[name]; !given && kindOf(value) != "null" && string(value) != "false" && !slices.Contains(notPassed, name) {
+			all[name] = value
+		}
+	}
+	return json.Marshal(all)
 }
 
 // openAIMessage is a message as every OpenAI-compatible server takes it.

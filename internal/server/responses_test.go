@@ -139,7 +139,7 @@ func TestMemoryLimits(t *testing.T) {
 		resp := &responseJSON{ID: fmt.Sprint("r", i), Output: []outputItem{{ID: fmt.Sprint("o", i), Type: "message"}}}
 		input := []json.RawMessage{json.RawMessage(fmt.Sprintf(`{"id":"i%d","type":"message","content":%q}`, i,
 			strings.Repeat("x", 1000)))}
-		if ok, err := m.put("", resp, input); !ok || err != nil {
+		if ok, err := putResponse(m, "", resp, input); !ok || err != nil {
 			t.Fatalf("%d: %v, %v", i, ok, err)
 		}
 	}
@@ -166,14 +166,14 @@ func TestMemoryLimits(t *testing.T) {
 		t.Errorf("after their time %d bytes, %d items are left", m.bytes, len(m.items))
 	}
 	big := &responseJSON{ID: "big", Output: []outputItem{}}
-	if ok, err := m.put("", big, []json.RawMessage{json.RawMessage(`"` + strings.Repeat("x", 50<<10) + `"`)}); ok ||
+	if ok, err := putResponse(m, "", big, []json.RawMessage{json.RawMessage(`"` + strings.Repeat("x", 50<<10) + `"`)}); ok ||
 		err != nil || m.bytes != 0 {
 		t.Errorf("too large: %v, %v, %d bytes", ok, err, m.bytes)
 	}
 	// An item said again belongs to the later response.
 	same := []json.RawMessage{json.RawMessage(`{"id":"same","role":"user","content":"x"}`)}
 	for _, id := range []string{"a", "b"} {
-		if ok, err := m.put("", &responseJSON{ID: id}, same); !ok || err != nil {
+		if ok, err := putResponse(m, "", &responseJSON{ID: id}, same); !ok || err != nil {
 			t.Fatal(ok, err)
 		}
 	}

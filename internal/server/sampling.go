@@ -3,6 +3,7 @@ package server
 import (
 	"encoding/json"
 	"math"
+	"slices"
 	"strconv"
 
 	"strobe/internal/engine"
@@ -44,6 +45,17 @@ type samplingFields struct {
 	DRYBase          *float32 `json:"dry_base"`
 	DRYAllowedLength *int     `json:"dry_allowed_length"`
 	DRYLastN         *int     `json:"dry_penalty_last_n"`
+	DRYBreakers      []string `json:"dry_sequence_breakers"`
+
+	TopNSigma   *float32        `json:"top_n_sigma"`
+	XTCProb     *float32        `json:"xtc_probability"`
+	XTCThresh   *float32        `json:"xtc_threshold"`
+	DynaRange   *float32        `json:"dynatemp_range"`
+	DynaExp     *float32        `json:"dynatemp_exponent"`
+	Mirostat    *int            `json:"mirostat"`
+	MirostatTau *float32        `json:"mirostat_tau"`
+	MirostatEta *float32        `json:"mirostat_eta"`
+	Samplers    json.RawMessage `json:"samplers"`
 
 	Seed      json.RawMessage `json:"seed"`
 	Stop      json.RawMessage `json:"stop"`
@@ -87,6 +99,13 @@ func (f *samplingFields) apply(req *engine.Request, tok *tokenizer.Tokenizer) er
 		{"repetition_penalty", f.RepetitionPen, &p.RepeatPenalty, 0, 100},
 		{"dry_multiplier", f.DRYMultiplier, &p.DRY.Multiplier, 0, 100},
 		{"dry_base", f.DRYBase, &p.DRY.Base, 0, 100},
+		{"top_n_sigma", f.TopNSigma, &p.TopNSigma, -1, 100}, // negative is off, as in llama.cpp
+		{"xtc_probability", f.XTCProb, &p.XTC.Probability, 0, 1},
+		{"xtc_threshold", f.XTCThresh, &p.XTC.Threshold, 0, 1},
+		{"dynatemp_range", f.DynaRange, &p.DynaTemp.Range, 0, 100},
+		{"dynatemp_exponent", f.DynaExp, &p.DynaTemp.Exponent, 0, 100},
+		{"mirostat_tau", f.MirostatTau, &p.Mirostat.Tau, 0, 100},
+		{"mirostat_eta", f.MirostatEta, &p.Mirostat.Eta, 0, 100},
 	} {
 		if x.v == nil {
 			continue
@@ -114,6 +133,21 @@ func (f *samplingFields) apply(req *engine.Request, tok *tokenizer.Tokenizer) er
 		}
 		*x.dst = *x.v
 	}
+	p.TopNSigma = max(p.TopNSigma, 0)
+	if f.XTCProb != nil && f.XTCThresh == nil && p.XTC.Threshold == 0 {
+		p.XTC.Threshold = defaultXTCThreshold
+	}
+	if f.Mirostat != nil {
+		if p.Mirostat.Version = *f.Mirostat; p.Mirostat.Version < 0 || p.Mirostat.Version > 2 {
+			return invalid("mirostat", "%d is none of 0, 1 and 2", *f.Mirostat)
+		}
+	}
+	if kindOf(f.Samplers) != "null" {
+		var err error
+		if p.Steps, err = steps(f.Samplers); err != nil {
+			return err
+		}
+	}
 	if f.DRYAllowedLength != nil && *f.DRYAllowedLength < 0 {
 		return invalid("dry_allowed_length", "must be at least 0")
 	}
@@ -126,8 +160,15 @@ func (f *samplingFields) apply(req *engine.Request, tok *tokenizer.Tokenizer) er
 	if tok == nil && f.LogitBias != nil {
 		return invalid("logit_bias", "is not supported for a model of another server")
 	}
-	if tok != nil && p.DRY.Multiplier > 0 && p.DRY.Breakers == nil {
-		p.DRY.Breakers = dryBreakers(tok)
+	breakers, err := stopList("dry_sequence_breakers", f.DRYBreakers)
+	if err != nil {
+		return err
+	}
+	if tok != nil && p.DRY.Multiplier > 0 && (p.DRY.Breakers == nil || f.DRYBreakers != nil) {
+		if f.DRYBreakers == nil {
+			breakers = defaultBreakers
+		}
+		p.DRY.Breakers = dryBreakers(tok, breakers)
 	}
 	n, given, err := seed(f.Seed)
 	if err != nil {
@@ -136,13 +177,17 @@ func (f *samplingFields) apply(req *engine.Request, tok *tokenizer.Tokenizer) er
 	if given {
 		p.Seed = n
 	}
-	if req.Stops, err = stops("stop", f.Stop); err != nil {
-		return err
+	if kindOf(f.Stop) != "null" {
+		if req.Stops, err = stops("stop", f.Stop); err != nil {
+			return err
+		}
 	}
-	if p.LogitBias, err = logitBias(f.LogitBias, tok); err != nil {
-		return err
+	if kindOf(f.LogitBias) != "null" {
+		if p.LogitBias, err = logitBias(f.LogitBias, tok); err != nil {
+			return err
+		}
 	}
-	req.IgnoreEOG = f.IgnoreEOS
+	req.IgnoreEOG = req.IgnoreEOG || f.IgnoreEOS
 	if req.Progress = f.ReturnProgress; f.IDSlot != nil && *f.IDSlot >= 0 {
 		req.Slot = f.IDSlot
 	}
@@ -310,8 +355,51 @@ func logitBias(raw json.RawMessage, tok *tokenizer.Tokenizer) (map[int32]float32
 	return bias, nil
 }
 
-// dryBreakers are the tokens of llama.cpp's default breakers.
-func dryBreakers(tok *tokenizer.Tokenizer) []int32 {
-	return sample.BreakerTokens(tok.Size(), func(id int32) []byte { return tok.Piece(id, false) },
-		[]string{"\n", ":", "\"", "*"})
+// defaultBreakers are llama.cpp's.
+var defaultBreakers = []string{"\n", ":", "\"", "*"}
+
+// defaultXTCThreshold is llama.cpp's.
+const defaultXTCThreshold = 0.1
+
+// dryBreakers are the tokens that texts which end repetitions are in.
+func dryBreakers(tok *tokenizer.Tokenizer, texts []string) []int32 {
+	return sample.BreakerTokens(tok.Size(), func(id int32) []byte { return tok.Piece(id, false) }, texts)
+}
+
+// stepNames are llama.cpp's names of the steps of sampling, and its letters for them.
+var stepNames = map[string]sample.Step{
+	"penalties": sample.StepPenalties, "e": sample.StepPenalties, "dry": sample.StepDRY, "d": sample.StepDRY,
+	"top_n_sigma": sample.StepTopNSigma, "s": sample.StepTopNSigma, "top_k": sample.StepTopK, "k": sample.StepTopK,
+	"typ_p": sample.StepTypical, "typical_p": sample.StepTypical, "typical": sample.StepTypical, "y": sample.StepTypical,
+	"top_p": sample.StepTopP, "p": sample.StepTopP, "min_p": sample.StepMinP, "m": sample.StepMinP,
+	"xtc": sample.StepXTC, "x": sample.StepXTC, "temperature": sample.StepTemperature, "temp": sample.StepTemperature,
+	"t": sample.StepTemperature,
+}
+
+// steps reads the steps of sampling in their order: a list of names, or a word of letters.
+func steps(raw json.RawMessage) ([]sample.Step, error) {
+	var names []string
+	if kindOf(raw) == "string" {
+		var word string
+		if err := decodeJSON(raw, "samplers", &word); err != nil {
+			return nil, err
+		}
+		for _, r := range word {
+			names = append(names, string(r))
+		}
+	} else if err := decodeJSON(raw, "samplers", &names); err != nil {
+		return nil, err
+	}
+	out := []sample.Step{}
+	for i, name := range names {
+		s, ok := stepNames[name]
+		if !ok {
+			return nil, invalid("samplers"+index(i), "%q is not supported", name)
+		}
+		if slices.Contains(out, s) {
+			return nil, invalid("samplers"+index(i), "%q is there twice", name)
+		}
+		out = append(out, s)
+	}
+	return out, nil
 }

@@ -47,7 +47,7 @@ func (s *Server) SetModels(m Models) { s.offer.Store(&m) }
 // routes adds the endpoints of all protocols, and those of none.
 func (s *Server) routes() {
 	for _, endpoints := range []map[string]endpoint{
-		newOpenAI(s.core).endpoints(), (&anthropic{s.core}).endpoints(), (&ollama{s.core}).endpoints(),
+		(&openAI{s.core}).endpoints(), (&anthropic{s.core}).endpoints(), (&ollama{core: s.core}).endpoints(),
 		(&llamaCPP{s.core}).endpoints(),
 	} {
 		for pattern, e := range endpoints {

@@ -18,6 +18,7 @@ type hermes struct {
 	named bool            // the call has begun
 	given bool            // arguments were given
 	tail  string          // of the closing marker, still to come
+	bare  bool            // no marker says that it is a call
 }
 
 type hermesState uint8
@@ -33,10 +34,26 @@ const (
 	hermesTail
 )
 
-func newHermes(p *Parser, _ bool) call { return &hermes{p: p, tail: "</tool_call>"} }
+const hermesTailText = "</tool_call>"
+
+func newHermes(p *Parser, _ bool) call { return &hermes{p: p, tail: hermesTailText} }
+
+// newJSONCall reads {"name": ..., "parameters": {...}} with nothing behind it: Llama 3's notation, where it is the whole
+// answer or stands after <|python_tag|>, and with "arguments" an element of Mistral's lists. A bare one has its brace
+// read already.
+func newJSONCall(p *Parser, bare bool) call {
+	h := &hermes{p: p}
+	if bare {
+		h.state = hermesKey
+		h.bare = p.alone
+		p.unsure = h.bare
+	}
+	return h
+}
 
 func (h *hermes) feed(c byte) status {
-	if isJSONSpace(c) && h.state != hermesKeyString && h.state != hermesInValue && h.tail == "</tool_call>" {
+	if isJSONSpace(c) && h.state != hermesKeyString && h.state != hermesInValue &&
+		(h.state != hermesTail || h.tail == hermesTailText) {
 		return more
 	}
 	switch h.state {
@@ -68,9 +85,13 @@ func (h *hermes) feed(c byte) status {
 		if c != ':' {
 			return bad
 		}
+		h.p.unsure = h.p.unsure && h.key != "name"
 		h.state = hermesValue
 	case hermesValue:
 		isArgs := h.key == "arguments" || h.key == "parameters"
+		if h.bare && !isArgs && h.key != "name" && h.key != "type" && h.key != "id" {
+			return bad // JSON that is an answer
+		}
 		if isArgs && h.given || h.key == "name" && h.name != "" {
 			return bad
 		}
@@ -143,7 +164,8 @@ func (h *hermes) inValue(c byte) status {
 func (h *hermes) endValue() status {
 	switch h.key {
 	case "name":
-		if json.Unmarshal([]byte(h.text.String()), &h.name) != nil || !h.p.begin(h.name) {
+		if json.Unmarshal([]byte(h.text.String()), &h.name) != nil || h.bare && h.p.tools[h.name] == nil ||
+			!h.p.begin(h.name) {
 			return bad
 		}
 		h.named = true
@@ -177,6 +199,9 @@ func (h *hermes) endObject() status {
 	}
 	if !h.given {
 		h.p.arguments("{}")
+	}
+	if h.tail == "" {
+		return done
 	}
 	h.state = hermesTail
 	h.p.settle()

@@ -17,8 +17,9 @@
 // is a call: the client decides what to answer. A complete call ends the
 // reasoning it stands in.
 //
-// The families differ in their tool calls: JSON in tags (hermes.go), functions
-// and parameters as tags (qwenxml.go), Gemma 4's own notation (gemma4.go). The
+// The families differ in their tool calls: JSON in tags (hermes.go), JSON
+// without any or in a list (the same), functions and parameters as tags
+// (qwenxml.go), Gemma 4's own notation (gemma4.go), Mistral's (mistral.go). The
 // text must contain the special tokens that mark them. A Parser belongs to one
 // response and one goroutine.
 package parse
@@ -80,6 +81,10 @@ type Parser struct {
 	open    string // marker that opens a tool call, "" without tools
 	bare    string // marker of a call that lacks its opening marker, "" where there is none
 	shut    string // closing marker, dropped after a bare call
+	opener  string // what a call begins with that is written by force
+	firsts  string // first bytes of all markers
+	alone   bool   // a call without a marker stands at the beginning of the answer, or after another one
+	lists   bool   // the opening marker is followed by a list of calls
 	newCall func(p *Parser, bare bool) call
 
 	thinkStart, thinkEnd string // "" when the model does not think in the text
@@ -99,7 +104,11 @@ type Parser struct {
 	block     bool // a think block or call stands before: space after it is layout
 	afterBare bool
 
+	list    listState
+	listRaw []byte // of a list, until its first call
+
 	call    call
+	unsure  bool   // the call may still be something else, as far as its text tells
 	opened  int    // calls that began, whatever became of them
 	raw     []byte // of the current call, with its marker
 	head    int    // how much of raw is its marker and what stands before it
@@ -109,8 +118,8 @@ type Parser struct {
 	queue   []Event // events of the current call under Whole
 }
 
-// family finds out which notation a template teaches its model.
-func family(template string) string {
+// Family finds out which notation a template teaches its model; "" for none that is known.
+func Family(template string) string {
 	switch {
 	case strings.Contains(template, "<|tool_call>"):
 		return "gemma4"
@@ -118,9 +127,18 @@ func family(template string) string {
 		return "qwenxml"
 	case strings.Contains(template, "<tool_call>"):
 		return "hermes"
+	case strings.Contains(template, "[TOOL_CALLS]") && strings.Contains(template, "[ARGS]"):
+		return "mistral"
+	case strings.Contains(template, "[TOOL_CALLS]"):
+		return "mistral list"
+	case strings.Contains(template, "<|start_header_id|>") && strings.Contains(template, `"parameters": `):
+		return "llama3"
 	}
 	return ""
 }
+
+// Calls reports whether the calls of a model with this chat template are understood.
+func Calls(template string) bool { return Family(template) != "" }
 
 // For returns a parser for the output of the model with this chat template.
 // tools are the tool objects of the request, in OpenAI's or Anthropic's shape;
@@ -133,13 +151,16 @@ func For(template string, tools []json.RawMessage, thinkingOpen bool) *Parser {
 			p.tools[name] = s
 		}
 	}
-	fam := family(template)
+	fam := Family(template)
 	if fam == "gemma4" {
 		p.thinkStart, p.thinkEnd, p.anywhere = "<|channel>thought", "<channel|>", true
 		p.drop = []string{"<|tool_response>", "<turn|>"}
+	} else if strings.Contains(template, "[THINK]") {
+		p.thinkStart, p.thinkEnd = "[THINK]", "[/THINK]"
 	} else if thinkingOpen || strings.Contains(template, "<think>") {
 		p.thinkStart, p.thinkEnd = "<think>", "</think>"
 	}
+	p.firsts = "<["
 	if len(p.tools) == 0 {
 		return p
 	}
@@ -150,6 +171,16 @@ func For(template string, tools []json.RawMessage, thinkingOpen bool) *Parser {
 		p.open, p.bare, p.shut, p.newCall = "<tool_call>", "<function=", "</tool_call>", newQwenXML
 	case "gemma4":
 		p.open, p.newCall = "<|tool_call>", newGemma4
+	case "mistral":
+		p.open, p.newCall = "[TOOL_CALLS]", newMistral
+	case "mistral list":
+		p.open, p.opener, p.newCall, p.lists = "[TOOL_CALLS]", "[TOOL_CALLS][{", newJSONCall, true
+	case "llama3":
+		p.open, p.opener, p.newCall, p.alone = "<|python_tag|>", `{"name": `, newJSONCall, true
+		p.firsts += "{;"
+	}
+	if p.opener == "" {
+		p.opener = p.open
 	}
 	return p
 }
@@ -158,7 +189,8 @@ func For(template string, tools []json.RawMessage, thinkingOpen bool) *Parser {
 // block, so that the output begins inside it.
 func ThinkingOpen(prompt string) bool {
 	prompt = strings.TrimRight(prompt, " \t\r\n")
-	return strings.HasSuffix(prompt, "<think>") || strings.HasSuffix(prompt, "<|channel>thought")
+	return strings.HasSuffix(prompt, "<think>") || strings.HasSuffix(prompt, "<|channel>thought") ||
+		strings.HasSuffix(prompt, "[THINK]")
 }
 
 // Thinking reports whether the output is inside reasoning.
@@ -170,14 +202,18 @@ func (p *Parser) Calls() int { return p.ncalls }
 // Calling tells that the output is inside a call: its text so far, without the marker that opens it, and which of
 // all that were begun it is, from 1. 0 is none, as far as anyone can tell yet.
 func (p *Parser) Calling() (text []byte, n int) {
-	if p.call == nil {
+	if p.call == nil || p.unsure {
 		return nil, 0
 	}
 	return p.raw[p.head:], p.opened
 }
 
-// Opener is the marker that opens a call; "" when there are no tools or the template does not teach calls.
-func (p *Parser) Opener() string { return p.open }
+// Opener is what opens a call: the marker, or as much of a call as only a call begins with. It is "" when there are no
+// tools or the template does not teach calls.
+func (p *Parser) Opener() string { return p.opener }
+
+// Marked reports whether a marker opens calls, so that no other text looks like one.
+func (p *Parser) Marked() bool { return !p.alone }
 
 // Push takes the next piece of output and returns what it settles.
 func (p *Parser) Push(text string) []Event {
@@ -196,6 +232,7 @@ func (p *Parser) Close() []Event {
 			p.abort(nil)
 		}
 	}
+	p.endList()
 	for _, c := range p.held {
 		p.text(c)
 	}
@@ -291,6 +328,9 @@ func (p *Parser) feed(c byte) {
 		}
 		return
 	}
+	if p.list != noList && p.inList(c) {
+		return
+	}
 	p.held = append(p.held, c)
 	for len(p.held) > 0 {
 		m, hit := p.match()
@@ -310,7 +350,7 @@ func (p *Parser) feed(c byte) {
 // match compares the held text with the markers that count at this place. hit
 // is the one it equals; maybe says that it begins one.
 func (p *Parser) match() (maybe bool, hit string) {
-	if c := p.held[0]; c != '<' || p.fence.open && !p.thinking {
+	if strings.IndexByte(p.firsts, p.held[0]) < 0 || p.fence.open && !p.thinking {
 		return false, ""
 	}
 	try := func(m string) {
@@ -332,6 +372,12 @@ func (p *Parser) match() (maybe bool, hit string) {
 	}
 	try(p.open)
 	try(p.bare)
+	if p.alone && p.fresh && !p.answered {
+		try("{")
+		if p.ncalls > 0 {
+			try(";")
+		}
+	}
 	if p.afterBare {
 		try(p.shut)
 	}
@@ -351,18 +397,83 @@ func (p *Parser) marker(m string) {
 	case m == p.thinkStart:
 		p.thinking, p.fresh = true, true
 		p.ws = nil
-	case m == p.open || m == p.bare:
-		p.call = p.newCall(p, m == p.bare)
-		p.raw = append(append(p.raw[:0], p.ws...), m...)
-		p.head = len(p.raw)
-		if m == p.bare {
-			p.head -= len(m)
-		}
-		p.opened++
-		p.settled = 0
+	case m == p.open && p.lists:
+		p.list = listBegins
+		p.listRaw = append(append([]byte{}, p.ws...), m...)
+		p.ws = nil
+	case m == p.open || m == p.bare || m == "{":
+		p.begins(m)
 	default: // a marker to drop
 		p.afterBare = false
 		p.ws = nil
+	}
+}
+
+// begins starts a call after what opens it.
+func (p *Parser) begins(m string) {
+	bare := m != p.open
+	p.unsure = false
+	p.call = p.newCall(p, bare)
+	p.raw = append(append(p.raw[:0], p.ws...), m...)
+	p.head = len(p.raw)
+	if bare {
+		p.head -= len(m)
+	}
+	p.opened++
+	p.settled = 0
+}
+
+// listState is where the output is in a list of calls, between them.
+type listState uint8
+
+const (
+	noList     listState = iota
+	listBegins           // its bracket is missing
+	listOpen
+)
+
+// inList takes a byte between the calls of a list; false when it does not belong there.
+func (p *Parser) inList(c byte) bool {
+	if p.listRaw != nil {
+		p.listRaw = append(p.listRaw, c)
+	}
+	switch {
+	case isJSONSpace(c):
+		return true
+	case p.list == listBegins && c == '[':
+		p.list = listOpen
+		return true
+	case p.list == listOpen && c == '{':
+		p.ws = p.listRaw
+		if n := len(p.ws); n > 0 {
+			p.ws = p.ws[:n-1] // it is added as the marker
+		}
+		p.listRaw = nil
+		p.begins("{")
+		p.ws = nil
+		return true
+	case p.list == listOpen && p.listRaw == nil && c == ',':
+		return true
+	case p.list == listOpen && c == ']':
+		if p.listRaw != nil { // without calls
+			break
+		}
+		p.list = noList
+		return true
+	}
+	if p.listRaw != nil {
+		p.listRaw = p.listRaw[:len(p.listRaw)-1]
+	}
+	p.endList()
+	return false
+}
+
+// endList leaves a list. One without any call was text.
+func (p *Parser) endList() {
+	raw := p.listRaw
+	p.list, p.listRaw = noList, nil
+	for _, c := range raw {
+		p.text(c)
 	}
 }
 
@@ -428,6 +539,10 @@ func (p *Parser) abort(rest []byte) {
 		}
 	}
 	p.call, p.begun, p.queue, p.ws = nil, false, nil, nil
+	p.list = noList
+	if p.alone && len(raw) > 0 && raw[len(raw)-1] == '{' && len(rest) > 0 {
+		p.answered = true // what begins like a call and is none is not looked at again
+	}
 	for _, c := range raw {
 		p.text(c)
 	}

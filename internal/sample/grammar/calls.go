@@ -16,6 +16,12 @@ const (
 	CallTags
 	// Gemma 4's: call:NAME{KEY:VALUE,...}<tool_call|>, with strings between <|"|> and keys without quotes
 	CallGemma
+	// Llama 3's, without a marker behind: {"name": "NAME", "parameters": {...}}
+	CallLlama
+	// An element of Mistral's lists: {"name": "NAME", "arguments": {...}}, and an id in it if the model likes
+	CallList
+	// Mistral's newer one: NAME[ARGS]{...}, with [CALL_ID]ID before [ARGS] if the model likes
+	CallArgs
 )
 
 // Tool is a function that may be called.
@@ -68,6 +74,14 @@ func (c *compiler) call(n Notation, t Tool) int32 {
 		head, tail = "<function="+t.Name+">\n", "</function>\n</tool_call>"
 	case CallGemma:
 		head, tail = "call:"+t.Name, "<tool_call|>"
+	case CallLlama:
+		next = b.space(b.lit("}", endState))
+	case CallList:
+		end := b.space(b.lit("}", endState))
+		id := b.lit(`"id"`, b.colon(b.call(c.std.str, end)))
+		next = b.alt(end, b.space(b.comma(id)))
+	case CallArgs:
+		head = t.Name
 	}
 	next = b.lit(tail, next)
 	var s int32
@@ -81,9 +95,19 @@ func (c *compiler) call(n Notation, t Tool) int32 {
 			s = b.call(c.std.object, next)
 		}
 	}
-	if n == CallJSON {
-		s = b.lit("\"arguments\"", b.colon(s))
+	switch n {
+	case CallJSON, CallLlama, CallList:
+		key := "arguments"
+		if n == CallLlama {
+			key = "parameters"
+		}
+		s = b.lit(encode(key), b.colon(s))
 		s = b.lit("{", b.space(b.lit("\"name\"", b.colon(b.lit(encode(t.Name), b.comma(s))))))
+	case CallArgs:
+		s = b.lit("[ARGS]", b.space(s))
+		id := b.newRule()
+		b.rules[id].start = b.class(idClass, endState)
+		s = b.alt(s, b.lit("[CALL_ID]", b.repeat(id, 1, 64, s)))
 	}
 	if b.err != nil {
 		panic(errAt("#", "%v", b.err))
@@ -131,6 +155,9 @@ func (c *compiler) gemma() {
 	b.rules[r.value].start = b.alt(b.call(r.str, endState), b.call(ruleNumber, endState), b.call(r.object, endState), list,
 		b.words([]string{"true", "false", "null"}, endState))
 }
+
+// idClass are the characters of ids of calls.
+var idClass = []rune{'0', '9', 'A', 'Z', 'a', 'z'}
 
 // endParameter ends the value of a parameter in tags.
 const endParameter = "\n</parameter>\n"

@@ -32,6 +32,29 @@ func TestCalls(t *testing.T) {
 	g := func(name, s string) string { return "call:" + name + "{" + s + "}<tool_call|>" }
 	q := func(s string) string { return `<|"|>` + s + `<|"|>` }
 	for n, cases := range map[Notation]map[string]bool{
+		CallLlama: {
+			`{"name": "weather", "parameters": {"days": 3, "city": "Bonn"}}`: true,
+			`{"name":"other","parameters":{"b":null}}`:                       true,
+			`{"name": "weather", "parameters": {"days": 3}}`:                 false,
+			`{"name": "weather", "arguments": {"days": 3, "city": "Bonn"}}`:  false,
+			`{"name": "none", "parameters": {}}`:                             false,
+			`{"name": "bare", "parameters": {}}</tool_call>`:                 false,
+		},
+		CallList: {
+			`{"name": "weather", "arguments": {"days": 3, "city": "Bonn"}}`:  true,
+			`{"name": "bare", "arguments": {}, "id": "abcdefghi"}`:           true,
+			`{"name": "weather", "parameters": {"days": 3, "city": "Bonn"}}`: false,
+			`{"name": "bare", "arguments": {}, "id": 3}`:                     false,
+			`{"name": "bare", "arguments": {}}]`:                             false,
+		},
+		CallArgs: {
+			`weather[ARGS]{"days": 3, "city": "Bonn"}`: true,
+			`bare[CALL_ID]abc123[ARGS]{}`:              true,
+			`bare[CALL_ID][ARGS]{}`:                    false,
+			`weather[ARGS]{"days": 3}`:                 false,
+			`bare{}`:                                   false,
+			`none[ARGS]{}`:                             false,
+		},
 		CallTags: {
 			x("weather", p("city", "Bonn\n\nor \"Köln\" </parameter> no")+p("days",
 				"3")): true,

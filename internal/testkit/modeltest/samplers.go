@@ -44,6 +44,17 @@ func samplers() []sample.Params {
 	}
 }
 
+// rareSamplers are settings that few people use. They look at whole rows, so a small vocabulary shows all they do.
+func rareSamplers() []sample.Params {
+	return []sample.Params{
+		{Temp: 1, TopNSigma: 1, XTC: sample.XTCParams{Probability: 0.5, Threshold: 0.1}},
+		{Temp: 1, TopK: 40, DynaTemp: sample.DynaTempParams{Range: 0.5, Exponent: 2}},
+		{Temp: 1, Mirostat: sample.MirostatParams{Version: 1}}, {Temp: 1, Mirostat: sample.MirostatParams{Version: 2, Tau: 3}},
+		{Temp: 0.7, TopK: 40, MinP: 0.1, RepeatPenalty: 1.2,
+			Steps: []sample.Step{sample.StepTemperature, sample.StepMinP, sample.StepTopK, sample.StepPenalties}},
+	}
+}
+
 // fewSamplers are those that devices in software have time for: one for each way of choosing.
 var fewSamplers = []int{3, 6, 9}
 
@@ -78,7 +89,11 @@ func (s Suite) Samplers(t *testing.T, m *model.Model, prompt []int32, n int) {
 		return texts
 	}
 	var others func() speculate.Sampler // the sampler before: what runs beside
-	for i, p := range samplers() {
+	list := samplers()
+	if m.Vocab < 1000 {
+		list = append(list, rareSamplers()...)
+	}
+	for i, p := range list {
 		p.Seed = uint64(i)
 		if s.Few > 0 && !slices.Contains(fewSamplers, i) {
 			continue

@@ -1,0 +1,136 @@
+package parse
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"strobe/internal/chat"
+	"strobe/internal/testkit"
+)
+
+// Stand-ins for templates of Llama 3 and Mistral.
+const (
+	tmplLlama   = `<|start_header_id|> <|python_tag|> "parameters": `
+	tmplList    = "[TOOL_CALLS]"
+	tmplArgs    = "[TOOL_CALLS] [ARGS] [THINK]"
+	tmplListNew = "[TOOL_CALLS] [THINK]"
+)
+
+var dialectCases = []testCase{
+	{name: "llama", template: tmplLlama, in: `{"name": "weather", "parameters": {"city": "Bonn", "days": 2}}`,
+		want: Result{Calls: call1("weather", `{"city": "Bonn", "days": 2}`)}},
+	{name: "llama after space", template: tmplLlama, in: "\n\n{ \"name\" : \"now\" , \"parameters\" : { } } \n",
+		want: Result{Calls: call1("now", "{ }")}},
+	{name: "llama with its tag", template: tmplLlama, in: `<|python_tag|>{"name": "now", "parameters": {}}`,
+		want: Result{Calls: call1("now", "{}")}},
+	{name: "llama with a type", template: tmplLlama, in: `{"type": "function", "name": "add", "parameters": {"a": 1}}`,
+		want: Result{Calls: call1("add", `{"a": 1}`)}},
+	{name: "llama twice", template: tmplLlama, in: `{"name": "now", "parameters": {}}; {"name": "add", "parameters": {"a": 1}}`,
+		want: Result{Calls: []Call{{"now", "{}"}, {"add", `{"a": 1}`}}}},
+	{name: "llama, JSON that is an answer", template: tmplLlama, in: `{"a": {"name": "now"}}`,
+		want: Result{Content: `{"a": {"name": "now"}}`}},
+	{name: "llama, JSON with a name", template: tmplLlama, in: `{"name": "Bob", "parameters": {}}`,
+		want: Result{Content: `{"name": "Bob", "parameters": {}}`}},
+	{name: "llama, a call in the middle", template: tmplLlama, in: `Say {"name": "now", "parameters": {}}; yes.`,
+		want: Result{Content: `Say {"name": "now", "parameters": {}}; yes.`}},
+	{name: "llama, unfinished", template: tmplLlama, in: `{"name": "now", "parameters": {"a`,
+		want: Result{Content: `{"name": "now", "parameters": {"a`}},
+	{name: "llama, text after a call", template: tmplLlama, in: "{\"name\": \"now\", \"parameters\": {}}\nDone; {ok}",
+		want: Result{Calls: call1("now", "{}"), Content: "Done; {ok}"}},
+	{name: "llama without tools", template: tmplLlama, noTools: true, in: `{"name": "now", "parameters": {}}`,
+		want: Result{Content: `{"name": "now", "parameters": {}}`}},
+	{name: "llama, braces", template: tmplLlama, in: "{{{ x", want: Result{Content: "{{{ x"}},
+
+	{name: "mistral list", template: tmplList, in: `[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}, "id": "abcdefghi"}]`,
+		want: Result{Calls: call1("add", `{"a": 1}`)}},
+	{name: "mistral list of two", template: tmplList,
+		in:   `[TOOL_CALLS][{"name": "now", "arguments": {}}, {"name": "add", "arguments": {"b": [2]}}]`,
+		want: Result{Calls: []Call{{"now", "{}"}, {"add", `{"b": [2]}`}}}},
+	{name: "mistral list with text", template: tmplList, in: `Well. [TOOL_CALLS][{"name": "now", "arguments": {}}] So.`,
+		want: Result{Content: "Well. So.", Calls: call1("now", "{}")}},
+	{name: "mistral list, empty", template: tmplList, in: "[TOOL_CALLS] [] x", want: Result{Content: "[TOOL_CALLS] [] x"}},
+	{name: "mistral list, no list", template: tmplList, in: "[TOOL_CALLS] x [1]", want: Result{Content: "[TOOL_CALLS] x [1]"}},
+	{name: "mistral list, cut", template: tmplList, in: " [TOOL_CALLS] [", want: Result{Content: " [TOOL_CALLS] ["}},
+	{name: "mistral list, unfinished", template: tmplList, in: `[TOOL_CALLS] [{"name": "now", "arg`,
+		want: Result{Content: `[TOOL_CALLS] [{"name": "now", "arg`}},
+	{name: "mistral list, the second unfinished", template: tmplList,
+		in:   `[TOOL_CALLS][{"name": "now", "arguments": {}}, {"name": 3}]`,
+		want: Result{Content: `{"name": 3}]`, Calls: call1("now", "{}")}},
+	{name: "mistral list, not closed", template: tmplList, in: `[TOOL_CALLS][{"name": "now", "arguments": {}}`,
+		want: Result{Calls: call1("now", "{}")}},
+	{name: "mistral thinking", template: tmplListNew, in: "[THINK]hm[/THINK]Fine. [1]",
+		want: Result{Reasoning: "hm", Content: "Fine. [1]"}},
+
+	{name: "mistral", template: tmplArgs, in: `[TOOL_CALLS]add[ARGS]{"a": 1}`, want: Result{Calls: call1("add", `{"a": 1}`)}},
+	{name: "mistral twice", template: tmplArgs, in: `[TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]add[CALL_ID]abc[ARGS] {"a": 1}`,
+		want: Result{Calls: []Call{{"now", "{}"}, {"add", `{"a": 1}`}}}},
+	{name: "mistral with text", template: tmplArgs, in: `[THINK]a[/THINK]Well. [TOOL_CALLS]now[ARGS]{}`,
+		want: Result{Reasoning: "a", Content: "Well.", Calls: call1("now", "{}")}},
+	{name: "mistral, no name", template: tmplArgs, in: `[TOOL_CALLS] [ARGS]{}`, want: Result{Content: `[TOOL_CALLS] [ARGS]{}`}},
+	{name: "mistral, no object", template: tmplArgs, in: `[TOOL_CALLS]now[ARGS]3 x`,
+		want: Result{Content: `[TOOL_CALLS]now[ARGS]3 x`}},
+	{name: "mistral, unfinished", template: tmplArgs, in: `[TOOL_CALLS]now[ARGS]{"a`,
+		want: Result{Content: `[TOOL_CALLS]now[ARGS]{"a`}},
+	{name: "mistral, endless name", template: tmplArgs, in: "[TOOL_CALLS]" + strings.Repeat("x", 3*maxName),
+		want: Result{Content: "[TOOL_CALLS]" + strings.Repeat("x", 3*maxName)}},
+}
+
+// TestUnsure: JSON at the beginning of an answer is taken for a call only when nothing else can be meant, so that an
+// answer in JSON is not held to the grammar of calls.
+func TestUnsure(t *testing.T) {
+	p := For(tmplLlama, testTools, false)
+	for _, step := range []struct {
+		text    string
+		calling string
+	}{{`{`, ""}, {`"na`, ""}, {`me"`, ""}, {`: `, `{"name": `}, {`"`, `{"name": "`}, {`now", `, `{"name": "now", `}} {
+		p.Push(step.text)
+		if text, _ := p.Calling(); string(text) != step.calling {
+			t.Errorf("after %q: calling %q, want %q", step.text, text, step.calling)
+		}
+	}
+	if p.Opener() != `{"name": ` || p.Marked() {
+		t.Errorf("opener %q, marked %v", p.Opener(), p.Marked())
+	}
+}
+
+// TestLlamaRoundTrip renders a call with Llama's template and parses it back.
+func TestLlamaRoundTrip(t *testing.T) {
+	src, err := os.ReadFile(filepath.Join(testkit.Shared(t, "templates"), "meta-llama-Llama-3.1-8B-Instruct.jinja"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	tmpl, err := chat.ForModel(string(src))
+	if err != nil {
+		t.Fatal(err)
+	}
+	args := `{"city": "Paris \"<é>\"\nline", "days": 3, "opts": {"l": [1, {"a": "b"}]}}`
+	msgs := []chat.Message{{Role: "user", Content: "Weather?"},
+		{Role: "assistant", ToolCalls: []chat.ToolCall{{ID: "1", Name: "weather", Arguments: json.RawMessage(args)}}}}
+	opt := chat.Options{Tools: testTools[:1], AddGenerationPrompt: true}
+	before, err := tmpl.Render(msgs[:1], opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	opt.AddGenerationPrompt = false
+	all, err := tmpl.Render(msgs, opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := strings.TrimSuffix(strings.TrimPrefix(all, before), "<|eot_id|>")
+	got := collect(run(For(string(src), testTools, false), out))
+	if len(got.Calls) != 1 || got.Calls[0].Name != "weather" || got.Content != "" {
+		t.Fatalf("%q is %+v", out, got)
+	}
+	var want, have any
+	if json.Unmarshal([]byte(args), &want) != nil || json.Unmarshal([]byte(got.Calls[0].Arguments), &have) != nil {
+		t.Fatal(got.Calls)
+	}
+	a, _ := json.Marshal(want)
+	b, _ := json.Marshal(have)
+	if string(a) != string(b) {
+		t.Errorf("arguments %s, want %s", b, a)
+	}
+}
