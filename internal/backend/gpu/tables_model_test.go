@@ -488,3 +488,39 @@ func TestUnpackRoom(t *testing.T) {
 		t.Errorf("%d bytes are taken, want %d", b.unpackedBytes, small)
 	}
 }
+
+// copying is a device that counts what is copied on it, and fails when it is waited for at a time.
+type copying struct {
+	brk
+	copied int
+	waits  int
+	fails  int // the wait that fails
+}
+
+func (d *copying) Copy(_, _ Addr, bytes int) { d.copied += bytes }
+
+func (d *copying) Wait() error {
+	if d.waits++; d.waits == d.fails {
+		return errors.New("copying: lost")
+	}
+	return nil
+}
+
+// TestBandwidth: measuring the memory's speed gives back what it takes, also where something fails.
+func TestBandwidth(t *testing.T) {
+	for fails := range 4 {
+		d := &copying{brk: brk{next: 4096}, fails: fails}
+		speed, err := (&Backend{d: d}).Bandwidth()
+		failed := fails == 1 || fails == 2
+		if (err != nil) != failed || len(d.released) != len(d.allocs) || len(d.allocs) != 2 || d.waits != 2 && !failed {
+			t.Errorf("wait %d fails: %v, %d of %d pieces given back", fails, err, len(d.released), len(d.allocs))
+		}
+		if !failed && (speed <= 0 || d.copied < 2<<30) {
+			t.Errorf("%g bytes a second, %d copied", speed, d.copied)
+		}
+	}
+	d := &copying{brk: brk{next: 4096, full: true}}
+	if _, err := (&Backend{d: d}).Bandwidth(); err == nil || d.copied > 0 {
+		t.Errorf("a full device: %v", err)
+	}
+}
