@@ -96,7 +96,8 @@ func TestSamplingBorders(t *testing.T) {
 	for body, want := range map[string][2]any{
 		`{"n_predict":1,"max_tokens":2,"max_completion_tokens":3}`: {3, false},
 		`{"n_predict":1,"max_tokens":2}`:                           {2, false},
-		`{"n_predict":1}`:                                          {1, false}, `{"max_tokens":0}`: {0, true}, `{"max_tokens":-1}`: {0, false},
+		`{"n_predict":1}`:                                          {1, false},
+		`{"max_tokens":0}`:                                         {0, true}, `{"max_tokens":-1}`: {0, false},
 	} {
 		if req, err := apply(body); err != nil || req.MaxTokens != want[0] || req.PromptOnly != want[1] {
 			t.Errorf("%s: %d, prompt only %t, %v", body, req.MaxTokens, req.PromptOnly, err)
@@ -340,7 +341,8 @@ func TestShownTexts(t *testing.T) {
 // TestMergedDeltas: neighbours of one kind and call are one delta, and calls that begin or end stay apart.
 func TestMergedDeltas(t *testing.T) {
 	ds := []delta{{kind: parse.Content, text: "a", call: -1}, {kind: parse.Content, text: "b", call: -1},
-		{kind: parse.Reasoning, text: "c", call: -1}, {kind: parse.ToolBegin, call: 0}, {kind: parse.ToolArguments, text: "d"},
+		{kind: parse.Reasoning, text: "c", call: -1}, {kind: parse.ToolBegin, call: 0},
+		{kind: parse.ToolArguments, text: "d"},
 		{kind: parse.ToolArguments, text: "e"}, {kind: parse.ToolEnd}, {kind: parse.ToolBegin, call: 1},
 		{kind: parse.ToolBegin, call: 1}, {kind: parse.ToolArguments, text: "f", call: 1},
 		{kind: parse.ToolArguments, text: "g", call: 2}, {kind: parse.ToolEnd, call: 2}, {kind: parse.ToolEnd, call: 2}}
@@ -648,7 +650,8 @@ func TestStoredAgainstAModel(t *testing.T) {
 				bytes += e.size
 			}
 			if m.bytes != bytes || m.recent.Len() != len(kept) || len(m.byID) != len(kept) || len(m.items) != len(items) {
-				fail("%d bytes, %d responses, %d items; want %d, %d, %d", m.bytes, m.recent.Len(), len(m.items), bytes, len(kept),
+				fail("%d bytes, %d responses, %d items; want %d, %d, %d", m.bytes, m.recent.Len(), len(m.items), bytes,
+					len(kept),
 					len(items))
 			}
 			at := m.recent.Front()
