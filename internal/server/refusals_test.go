@@ -23,6 +23,7 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 
 	"strobe/internal/chat"
+	"strobe/internal/chat/parse"
 	"strobe/internal/dialog"
 	"strobe/internal/engine"
 	"strobe/internal/testkit"
@@ -678,5 +679,79 @@ func TestTraced(t *testing.T) {
 	h := f.s.outgoing(httptest.NewRequest("GET", "/", nil).WithContext(ctx))
 	if h.Get("Traceparent") == "" || h.Get("X-Request-Id") == "" {
 		t.Errorf("an upstream is told %v", h)
+	}
+}
+
+// TestEveryEndpointGivesBack: no request keeps a model in use, whether it was answered or refused.
+func TestEveryEndpointGivesBack(t *testing.T) {
+	f := start(t, options{template: hermesTemplate})
+	for _, path := range []string{"/v1/chat/completions", "/v1/completions", "/completion", "/infill", "/v1/embeddings",
+		"/embedding", "/tokenize", "/detokenize", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses",
+		"/v1/responses/input_tokens", "/apply-template", "/models/load", "/rerank", "/api/chat", "/api/generate",
+		"/api/embed", "/api/embeddings", "/api/show"} {
+		for _, body := range []string{`{"messages":[{"role":"user","content":"x"}],"prompt":"x","input":"x","content":"x",
+			"tokens":[1],"max_tokens":1,"max_output_tokens":1,"n_predict":1,"options":{"num_predict":1},"model":"qwen35"}`,
+			`{"messages":[{"role":"user","content":"x"}],"prompt":"","input":"","content":"","tokens":[-1],"model":"qwen35",
+			"temperature":-1,"options":{"temperature":-1}}`} {
+			status, b := f.do("POST", path, body)
+			if n := f.s.models().List()[0].Users; n != 0 || status == http.StatusInternalServerError {
+				t.Fatalf("%s %s: %d %s; %d requests still use the model", path, body, status, b, n)
+			}
+		}
+	}
+}
+
+// TestStoredTogether: responses are stored and asked for by many requests at a time.
+func TestStoredTogether(t *testing.T) {
+	m := newMemory(20_000, time.Hour)
+	var all sync.WaitGroup
+	for i := range 8 {
+		all.Go(func() {
+			for k := range 50 {
+				id := fmt.Sprint("r", i, "-", k)
+				item := rawJSON(fmt.Sprintf(`{"id":"i%d","role":"user","content":"x"}`, k%5))
+				if ok, err := m.put("", &responseJSON{ID: id}, []json.RawMessage{item}); !ok || err != nil {
+					t.Error(ok, err)
+				}
+				m.get(ownedID{"", id})
+				m.item(ownedID{"", fmt.Sprint("i", k%5)})
+				if k%3 == 0 {
+					m.remove(ownedID{"", id})
+				}
+			}
+		})
+	}
+	all.Wait()
+	bytes := int64(0)
+	for e := m.recent.Front(); e != nil; e = e.Next() {
+		bytes += e.Value.(*stored).size
+	}
+	if bytes != m.bytes || m.bytes > m.limit || len(m.byID) != m.recent.Len() {
+		t.Errorf("%d bytes are counted of %d, %d responses of %d", m.bytes, bytes, len(m.byID), m.recent.Len())
+	}
+}
+
+// listed is a parser that says what it is told to.
+type listed []parse.Event
+
+func (l listed) Push(string) []parse.Event { return l }
+func (l listed) Close() []parse.Event      { return nil }
+
+// TestNothingAfterTheOnlyCall: where one call is wanted, what comes after it is dropped, also in the same piece of
+// text.
+func TestNothingAfterTheOnlyCall(t *testing.T) {
+	call := listed{{Kind: parse.Content, Text: "a"}, {Kind: parse.ToolBegin, Name: "f"},
+		{Kind: parse.ToolArguments, Text: "{}"}, {Kind: parse.ToolEnd}, {Kind: parse.Content, Text: "b"}, {Kind: parse.ToolBegin, Name: "g"}}
+	for _, one := range []bool{true, false} {
+		r := &reply{oneCall: one, parser: call}
+		ds := r.take(engine.Event{Text: []byte("x"), Tokens: []engine.Token{{Text: []byte("x")}}})
+		want := map[bool][3]int{true: {4, 1, 1}, false: {6, 2, 2}}[one]
+		if got := [3]int{len(ds), len(r.calls), r.content.Len()}; got != want || !r.called() || r.enough != one {
+			t.Errorf("one call %t: %v deltas, calls and bytes of text, want %v", one, got, want)
+		}
+		r.take(engine.Event{Text: []byte("y"), Tokens: []engine.Token{{Text: []byte("y")}}})
+		if more := len(r.calls) > want[1]; more == one || r.count != map[bool]int{true: 1, false: 2}[one] {
+			t.Errorf("one call %t: %d calls of %d tokens after more text", one, len(r.calls), r.count)
+		}
 	}
 }
