@@ -626,6 +626,11 @@ func TestTraced(t *testing.T) {
 		number(request, "http.response.status_code") != 200 || number(traces.list[4], "http.response.status_code") != 400 {
 		t.Errorf("attributes of the request %v", request.attrs)
 	}
+	word := func(x *span, key string) string { v := x.attrs[attribute.Key(key)]; return v.AsString() }
+	if word(request, "http.request.method") != "POST" || word(request, "http.route") != "/v1/completions" ||
+		word(request, "gen_ai.request.model") != "qwen35" || word(request, "strobe.end") != "length" {
+		t.Errorf("attributes of the request %v", request.attrs)
+	}
 	if len(queue.events) != 0 || len(prefill.events) == 0 || len(decode.events) == 0 ||
 		number(decode, "strobe.tokens") != 12 || int(number(decode, "strobe.rounds_left_out")) != 0 ||
 		number(prefill, "strobe.prompt_tokens") != number(request, "gen_ai.usage.input_tokens") {
