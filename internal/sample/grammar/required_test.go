@@ -18,11 +18,13 @@ func TestManyRequiredFirst(t *testing.T) {
 		names = append(names, fmt.Sprintf(`"property_%d"`, i))
 		props = append(props, names[i]+`:{"type":"string","description":"text"}`)
 	}
-	schema := `{"type":"object","properties":{` + strings.Join(props, ",") + `},"required":[` + strings.Join(names, ",") + `]}`
+	schema := `{"type":"object","properties":{` + strings.Join(props, ",") + `},"required":[` +
+		strings.Join(names, ",") + `]}`
 	// 150,000 tokens of one to four letters, and those that JSON needs.
 	var pieces [][]byte
 	for i := range 150_000 {
-		pieces = append(pieces, []byte{byte('a' + i%26), byte('a' + i/26%26), byte('a' + i/676%26), byte('a' + i/17576%26)}[:1+i%4])
+		letters := []byte{byte('a' + i%26), byte('a' + i/26%26), byte('a' + i/676%26), byte('a' + i/17576%26)}
+		pieces = append(pieces, letters[:1+i%4])
 	}
 	small := testVocab()
 	large := NewVocab(append(slices.Clone(small.pieces), pieces...), small.eog)
