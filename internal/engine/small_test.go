@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -415,6 +416,48 @@ func TestSentences(t *testing.T) {
 		if got := err.Error(); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
+	}
+}
+
+// TestSizesForPeople: the borders between units.
+func TestSizesForPeople(t *testing.T) {
+	for n, want := range map[int]string{0: "0 B", 999: "999 B", 1000: "1.0 kB", 999_949: "999.9 kB", 1_000_000: "1.0 MB",
+		1_000_000_000: "1.00 GB"} {
+		if got := Bytes(n); got != want {
+			t.Errorf("%d bytes are %s, want %s", n, got, want)
+		}
+	}
+}
+
+// TestPoolTogether: models are added, listed, looked for and unloaded by many at a time. What they share without a lock
+// the race detector finds.
+func TestPoolTogether(t *testing.T) {
+	p, err := NewPool(PoolConfig{Files: []string{testkit.Golden(t, "qwen3/model.gguf")}, Alias: "m",
+		Load: Options{Threads: 1, Drafter: "none"}, Engine: Config{Context: 32}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close(context.Background())
+	var all sync.WaitGroup
+	for i, fn := range []func(k int) error{
+		func(k int) error {
+			return p.Add(t.Context(), fmt.Sprint("added", k), testkit.Golden(t, "qwen35/model.gguf"))
+		},
+		func(int) error { _, err := p.resolve(t.Context(), "m"); return err },
+		func(int) error { return p.Unload(t.Context(), "m") },
+		func(int) error { p.Models(); p.Resident(); return nil },
+	} {
+		all.Go(func() {
+			for k := range 8 {
+				if err := fn(k); err != nil {
+					t.Errorf("%d: %v", i, err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	if n := len(p.Models()); n != 9 {
+		t.Errorf("%d models, want 9", n)
 	}
 }
 

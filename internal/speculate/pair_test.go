@@ -110,7 +110,7 @@ func TestShippedPairPays(t *testing.T) {
 	}
 	var all Stats
 	streams := 0
-	for i := 0; i < len(ref.Prompts); i += 5 {
+	for i := 0; i < len(ref.Prompts); i += 3 {
 		_, st := runWith(t, r, Options{}, greedy{}, ref.Prompts[i].Prompt, 128)
 		all.Add(st)
 		streams++
