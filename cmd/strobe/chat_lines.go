@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/signal"
 	"strings"
-	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -29,7 +28,7 @@ func chatLines(cmd *cobra.Command, t *talk) error {
 	// The context of the command ends with the first interrupt; a chat survives it.
 	c.ctx = context.WithoutCancel(cmd.Context())
 	c.signals = make(chan os.Signal, 1)
-	signal.Notify(c.signals, os.Interrupt, syscall.SIGTERM)
+	notifyEnd(c.signals)
 	defer signal.Stop(c.signals)
 
 	// Reading cannot be interrupted, so it has a goroutine; it ends with its input or the process.

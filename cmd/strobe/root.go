@@ -43,14 +43,15 @@ const (
 	exitOK          = 0
 	exitError       = 1   // the command could not do its work
 	exitUsage       = 2   // the command line was wrong; nothing was done
+	exitHungUp      = 129 // SIGHUP: the terminal was closed
 	exitInterrupted = 130 // SIGINT, as shells report it
 	exitTerminated  = 143 // SIGTERM
 )
 
 // run executes one command line and returns the exit code. Results go to stdout,
 // everything written for people (progress, warnings, errors) to stderr.
-// Cancelling ctx, or SIGINT/SIGTERM, ends the command at its next step, or after a few seconds if that does not come: a
-// file or a device may hang. A second signal ends the process at once.
+// Cancelling ctx, or SIGINT/SIGTERM/SIGHUP, ends the command at its next step, or after a few seconds if that does not
+// come: a file or a device may hang. A second signal ends the process at once.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	// A reader that goes away ("strobe inspect FILE | head") must end us with an
 	// error from Write, not with a signal that skips clean-up of temporary files.
@@ -58,12 +59,18 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
-	var terminated atomic.Bool
+	notifyEnd(signals)
+	var code atomic.Int32
+	code.Store(exitInterrupted)
 	go func() { // ends with this function
 		select {
 		case s := <-signals:
-			terminated.Store(s == syscall.SIGTERM)
+			switch s {
+			case syscall.SIGTERM:
+				code.Store(exitTerminated)
+			case syscall.SIGHUP:
+				code.Store(exitHungUp)
+			}
 			cancel()
 		case <-ctx.Done():
 		}
@@ -87,12 +94,12 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	case errors.Is(err, syscall.EPIPE):
 		return exitOK
 	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
-		if terminated.Load() {
+		if code.Load() == exitInterrupted {
+			fmt.Fprintln(stderr, "strobe: interrupted")
+		} else {
 			fmt.Fprintln(stderr, "strobe: terminated")
-			return exitTerminated
 		}
-		fmt.Fprintln(stderr, "strobe: interrupted")
-		return exitInterrupted
+		return int(code.Load())
 	case errors.As(err, &usage) || !*started:
 		fmt.Fprintf(stderr, "strobe: %s\n", oneLine(err))
 		fmt.Fprintf(stderr, "Run '%s --help' for usage.\n", helpPath(root, args))
@@ -100,6 +107,15 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	}
 	fmt.Fprintf(stderr, "strobe: %s\n", oneLine(err))
 	return exitError
+}
+
+// notifyEnd sends the signals that ask the process to end to c. A terminal that is closed does so too, except for
+// commands that were started to outlive it (nohup).
+func notifyEnd(c chan<- os.Signal) {
+	signal.Notify(c, os.Interrupt, syscall.SIGTERM)
+	if !signal.Ignored(syscall.SIGHUP) {
+		signal.Notify(c, syscall.SIGHUP)
+	}
 }
 
 // endWithin is the time that commands have to end when they are interrupted, to delete what they wrote for instance.

@@ -546,6 +546,16 @@ func TestWeightsComeAndGo(t *testing.T) {
 			}
 		}
 	}
+	// Without room for the scales, or for all but them.
+	m := backend.Matrix{Name: "blk.1", Type: quant.F32, Rows: 1, Cols: 4, Experts: 2, Data: make([]byte, 32),
+		Scale: []float32{1, 2}}
+	for _, room := range []int{1, 8} {
+		d.room = d.bytes() + room
+		if w, err := b.Weight(m); err == nil || w != nil {
+			t.Errorf("a weight in %d bytes: %v", room, err)
+		}
+	}
+	d.room = 0
 	if n := b.WeightBytes(backend.Matrix{Type: quant.Q4_K, Rows: 1, Cols: 7, Experts: 1}); n != 0 {
 		t.Errorf("a matrix that cannot be takes %d bytes", n)
 	}
