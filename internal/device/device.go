@@ -19,7 +19,7 @@ import (
 
 // Options says how to use a device.
 type Options struct {
-	Threads int // of the processor; 0 means all cores, which is also the most
+	Threads int // of the processor; 0 means all cores (all fast ones where some are slow); all are also the most
 }
 
 // Info describes a device that this machine has.
