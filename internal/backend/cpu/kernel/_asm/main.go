@@ -14,6 +14,7 @@ func main() {
 	q := newFile("qmat")
 	q.decoders()
 	q.micros()
+	q.fusedKernels()
 	q.quantize()
 	if err := q.write(filepath.Join(*out, "qmat/kernels_arm64.s"), filepath.Join(*out, "qmat/kernels_arm64.go")); err != nil {
 		log.Fatal(err)

@@ -40,6 +40,7 @@ type pairRecord struct {
 type (
 	decodeFunc func(p, w *byte, stride, blocks int, pf uintptr)
 	microFunc  func(codes, scales, x *byte, y *float32, yStep, iters int)
+	fusedFunc  func(w *byte, stride, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 )
 
 // decoders has the types with a decoder; the others are decoded in Go.
@@ -51,6 +52,19 @@ var decoders = [...]decodeFunc{
 
 // wovenDecoders is the same for woven weights.
 var wovenDecoders = map[quant.Type]decodeFunc{quant.Q4_K: decodeQ4KWoven, quant.Q6_K: decodeQ6KWoven}
+
+// Fused kernels decode and multiply four rows in one go; those for n columns are at n-1.
+var (
+	fusedKernels = map[quant.Type][]fusedFunc{
+		quant.Q4_K: {fusedQ4Kx1, fusedQ4Kx2, fusedQ4Kx3, fusedQ4Kx4},
+		quant.Q6_K: {fusedQ6Kx1, fusedQ6Kx2, fusedQ6Kx3, fusedQ6Kx4},
+		quant.Q8_0: {fusedQ80x1, fusedQ80x2, fusedQ80x3, fusedQ80x4},
+	}
+	wovenFused = map[quant.Type][]fusedFunc{
+		quant.Q4_K: {fusedQ4KWovenx1, fusedQ4KWovenx2, fusedQ4KWovenx3, fusedQ4KWovenx4},
+		quant.Q6_K: {fusedQ6KWovenx1, fusedQ6KWovenx2, fusedQ6KWovenx3, fusedQ6KWovenx4},
+	}
+)
 
 // Kernels by kind; those for n columns are at n-1.
 var (
@@ -115,8 +129,16 @@ func (m *Matrix) mulAsm(f *format, y []float32, ys int, x *Acts, r0, r1, ahead i
 		p.decode = decoders[m.Type]
 	}
 	level := kernel.Current()
+	fused := fusedKernels[m.Type]
 	if m.Woven != nil && level >= kernel.DotProd {
 		p.woven, p.decoded, p.decode = true, across, wovenDecoders[m.Type]
+		fused = wovenFused[m.Type]
+	}
+	if level >= kernel.DotProd && x.n <= len(fused) {
+		for r := r0; r < r1; r += Panel {
+			p.fused(fused[x.n-1], y, ys, r, min(r+Panel, r1))
+		}
+		return true
 	}
 	// Transposing pays for itself with the third column, with sub-blocks of 16, which have twice as many sums, with the
 	// second.
@@ -217,6 +239,36 @@ func (p *product) panel(y []float32, ys, r0, r1 int) {
 		}
 	}
 	p.store(y, ys, r0, r1)
+}
+
+// fused computes rows [r0, r1), at most 16, of all columns with a fused kernel.
+func (p *product) fused(kernel fusedFunc, y []float32, ys, r0, r1 int) {
+	stride := p.m.K / p.f.len * p.f.bytes
+	w, next := p.rows(r0, stride)
+	whole := r1-r0 == Panel
+	if !whole {
+		p.s.acc = grow(p.s.acc, p.x.n*Panel)
+	}
+	for q := range quads {
+		var to *float32
+		step := 4 * ys
+		if whole {
+			to = &y[r0+q*quadRows]
+		} else {
+			to, step = &p.s.acc[q*quadRows], 4*Panel
+		}
+		at, pf, arg := p.at(q, 0, stride), next, stride
+		pf += uintptr(at)
+		if p.woven { // see quad
+			arg, pf = 8*q, pf+uintptr(48*q)
+		}
+		kernel(add(w, at), arg, p.m.K/32, bytesOf(&p.x.data[0]), p.x.n*recBytes, pf, to, step)
+	}
+	if !whole {
+		for c := range p.x.n {
+			copy(y[c*ys+r0:c*ys+r1], p.s.acc[c*Panel:])
+		}
+	}
 }
 
 // at is where block b, at byte off of a row, of a quad is.

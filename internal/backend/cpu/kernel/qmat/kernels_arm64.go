@@ -524,6 +524,146 @@ func pairsMin16x3(codes *byte, scales *byte, x *byte, y *float32, yStep int, ite
 //go:noescape
 func pairsMin16x4(codes *byte, scales *byte, x *byte, y *float32, yStep int, iters int)
 
+// fusedQ4Kx1 multiplies four rows of subs groups of 32 values by 1 columns. Strides and steps are as in
+// decoders and in bytes.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ4Kx1(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ4KWovenx1 multiplies four rows of subs groups of 32 values by 1 columns. Strides and steps are as in
+// decoders and in bytes.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ4KWovenx1(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ6Kx1 multiplies four rows of subs groups of 32 values by 1 columns. Strides and steps are as in
+// decoders and in bytes.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ6Kx1(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ6KWovenx1 multiplies four rows of subs groups of 32 values by 1 columns. Strides and steps are as in
+// decoders and in bytes.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ6KWovenx1(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ80x1 multiplies four rows of subs groups of 32 values by 1 columns. Strides and steps are as in
+// decoders and in bytes.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ80x1(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ4Kx2 multiplies four rows of subs groups of 32 values by 2 columns. Strides and steps are as in
+// decoders and in bytes.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ4Kx2(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ4KWovenx2 multiplies four rows of subs groups of 32 values by 2 columns. Strides and steps are as in
+// decoders and in bytes.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ4KWovenx2(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ6Kx2 multiplies four rows of subs groups of 32 values by 2 columns. Strides and steps are as in
+// decoders and in bytes.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ6Kx2(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ6KWovenx2 multiplies four rows of subs groups of 32 values by 2 columns. Strides and steps are as in
+// decoders and in bytes.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ6KWovenx2(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ80x2 multiplies four rows of subs groups of 32 values by 2 columns. Strides and steps are as in
+// decoders and in bytes.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ80x2(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ4Kx3 multiplies four rows of subs groups of 32 values by 3 columns. Strides and steps are as in
+// decoders and in bytes.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ4Kx3(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ4KWovenx3 multiplies four rows of subs groups of 32 values by 3 columns. Strides and steps are as in
+// decoders and in bytes.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ4KWovenx3(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ6Kx3 multiplies four rows of subs groups of 32 values by 3 columns. Strides and steps are as in
+// decoders and in bytes.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ6Kx3(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ6KWovenx3 multiplies four rows of subs groups of 32 values by 3 columns. Strides and steps are as in
+// decoders and in bytes.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ6KWovenx3(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ80x3 multiplies four rows of subs groups of 32 values by 3 columns. Strides and steps are as in
+// decoders and in bytes.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ80x3(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ4Kx4 multiplies four rows of subs groups of 32 values by 4 columns. Strides and steps are as in
+// decoders and in bytes.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ4Kx4(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ4KWovenx4 multiplies four rows of subs groups of 32 values by 4 columns. Strides and steps are as in
+// decoders and in bytes.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ4KWovenx4(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ6Kx4 multiplies four rows of subs groups of 32 values by 4 columns. Strides and steps are as in
+// decoders and in bytes.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ6Kx4(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ6KWovenx4 multiplies four rows of subs groups of 32 values by 4 columns. Strides and steps are as in
+// decoders and in bytes.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ6KWovenx4(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ80x4 multiplies four rows of subs groups of 32 values by 4 columns. Strides and steps are as in
+// decoders and in bytes.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ80x4(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
 // quantizeNEON rounds blocks and returns how many it did before one with a value that is not finite.
 // Reference: quantizeBlock in acts.go.
 //
