@@ -106,10 +106,29 @@ func (d *decoder) halves(v V, off int) {
 	d.fcvtl(v, v)
 }
 
-// lanes reads a half or a dword at off of every row.
+// lanes reads a half or a dword at off of every row. Halves go through general registers: reading into lanes takes a
+// vector operation for each, one after the other.
 func (d *decoder) lanes(v V, t string, off int) {
+	if t == "H" {
+		const next R = 17
+		for r := range 4 {
+			at := (row0 + R(r)).at(off)
+			if r == 0 {
+				d.p("MOVHU %s, R%d", at, tmp)
+				continue
+			}
+			d.p("MOVHU %s, R%d", at, next)
+			d.p("ORR R%d<<%d, R%d, R%d", next, 16*r, tmp, tmp)
+		}
+		d.p("FMOVD R%d, F%d", tmp, v)
+		return
+	}
 	for r := range 4 {
 		at := row0 + R(r)
+		if r == 0 {
+			d.lds(v, at, off) // clears the others, so that nothing waits for what was there
+			continue
+		}
 		if off != 0 {
 			d.addTo(tmp, at, off)
 			at = tmp
@@ -134,6 +153,7 @@ const (
 	vSub   V = 25 // the offset of codes
 	vTab   V = 24 // values of codes
 	vBit   V = 23
+	vBig   V = 21 // magicBits in every lane, for scales without a sign
 )
 
 func (d *decoder) bytesOf(v V, b byte) { d.movi(v, int(b)) }
@@ -154,6 +174,9 @@ func (d *decoder) placers(high bool) {
 	}
 }
 
+// big loads vBig.
+func (d *decoder) big() { d.constVec(vBig, tmp, same(magicBits)) }
+
 // scales turns byte i of the dwords in from into scales number sub+i, multiplied by d, at off of the quad.
 func (d *decoder) scales(from V, sub int, by V, signed bool, off int) {
 	for i := range 4 {
@@ -161,8 +184,9 @@ func (d *decoder) scales(from V, sub int, by V, signed bool, off int) {
 		d.tbl(t, from, vFirst+V(i))
 		if signed { // in the highest byte
 			d.scvtfShift(t, t, 24)
-		} else {
-			d.ucvtf(t, t)
+		} else { // what a conversion does, which is slow on many cores
+			d.orr(t, t, vBig)
+			d.fsub(t, t, vBig)
 		}
 		d.fmul(t, t, by)
 		d.stq(t, dst, off+16*(sub+i))
@@ -185,6 +209,7 @@ func (d *decoder) bit(v, n V, b, to int, mask V) {
 // scales6 decodes the header of Q4_K and Q5_K.
 func (d *decoder) scales6() {
 	d.placers(false)
+	d.big()
 	d.bytesOf(vNib, 15)
 	d.bytesOf(v30, 0x30)
 	d.bytesOf(16, 0x3f)
@@ -283,6 +308,7 @@ func (f *file) decodeQ6K(woven bool) {
 func (f *file) decodeQ2K() {
 	d := f.decoder("Q2K", 256, 84, false)
 	d.placers(false)
+	d.big()
 	d.bytesOf(vNib, 15)
 	d.bytesOf(vBit, 3)
 	d.words(0)

@@ -22,7 +22,8 @@ const (
 	fDMin  V = 15
 	fBytes V = 16 // and the next three: scales and minima of four sub-blocks each
 	fSum   V = 20
-	fMagic V = 25
+	fMagic V = 3 // 1.5 * 2^23 in all lanes
+	fStart V = 9 // its bits in the first lane: where sums over lanes begin
 )
 
 const maxFused = 4
@@ -109,14 +110,10 @@ func (k *fusedKernel) end() {
 	k.ret()
 }
 
-// add adds the products of column c, whose integers (floats if they began with magicBits) are in a.
-func (k *fusedKernel) add(c int, a V, isFloat bool, xs, ms int) {
-	const t V = 3
-	if isFloat {
-		k.fsub(a, a, fMagic)
-	} else {
-		k.scvtf(a, a)
-	}
+// add adds the products of column c, which began with magicBits and are in a. It overwrites the activations.
+func (k *fusedKernel) add(c int, a V, xs, ms int) {
+	const t = fVal
+	k.fsub(a, a, fMagic)
 	k.fmul(a, a, fScale)
 	k.lds(t, fX+R(c), xs)
 	k.fmlaLane(fSum+V(c), a, t, 0)
@@ -133,24 +130,48 @@ func (k *fusedKernel) total() {
 	k.addp(fAcc, fAcc, fAcc+2)
 }
 
+// rows multiplies 32 codes of four rows by those of column c.
+func (k *fusedKernel) rows(c, j int, code [4][2]V) {
+	for h := range 2 {
+		k.ldq(fVal, fX+R(c), 32*j+16*h)
+		for r := range V(4) {
+			if h == 0 {
+				k.mov(fAcc+r, fStart)
+			}
+			k.sdot(fAcc+r, code[r][h], fVal)
+		}
+	}
+	k.total()
+}
+
 // scale makes the scale, or minimum, of sub-block j from the bytes from on.
 func (k *fusedKernel) scale(to, from V, j int, by V, signed bool) {
 	k.tbl(to, from+V(j/4), vFirst+V(j%4))
-	if signed {
-		k.scvtfShift(to, to, 24)
+	// An or and a subtraction are what a conversion is, which is slow on many cores.
+	k.orr(to, to, fMagic)
+	if signed { // bytes plus 128
+		k.fsub(to, to, fMagic128)
 	} else {
-		k.ucvtf(to, to)
+		k.fsub(to, to, fMagic)
 	}
 	k.fmul(to, to, by)
 }
+
+// constants loads fMagic and fStart.
+func (k *fusedKernel) constants() {
+	k.constVec(fMagic, tmp, same(magicBits))
+	if !k.woven {
+		k.constVec(fStart, tmp, append(bits4(magicBits), make([]byte, 12)...))
+	}
+}
+
+// fMagic128 is 1.5 * 2^23 + 128.
+const fMagic128 V = 13
 
 func (f *file) fusedQ4K(n int, woven bool) {
 	k := f.fused("Q4K", n, 144, woven)
 	k.placers(false)
 	k.bytesOf(vNib, 15)
-	if woven {
-		k.constVec(fMagic, tmp, same(magicBits))
-	}
 	nibble := func(to, from V, j int) {
 		if j%2 == 0 {
 			k.and(to, from, vNib)
@@ -159,7 +180,7 @@ func (f *file) fusedQ4K(n int, woven bool) {
 		}
 	}
 	k.blocks(func() {
-		k.words(0)
+		k.words(0) // overwrites constants
 		k.twoHalves(fD, fDMin, 0)
 		k.fneg(fDMin, fDMin)
 		k.bytesOf(8, 0x3f)
@@ -174,6 +195,7 @@ func (f *file) fusedQ4K(n int, woven bool) {
 		k.ushr(fBytes+3, 3, 4)
 		k.orr(fBytes+1, fBytes+1, 1)
 		k.orr(fBytes+3, fBytes+3, 2)
+		k.constants()
 		for j := range 8 {
 			k.scale(fScale, fBytes, j, fD, false)
 			k.scale(fMin, fBytes+2, j, fDMin, false)
@@ -195,7 +217,7 @@ func (f *file) fusedQ4K(n int, woven bool) {
 					}
 				}
 				for c := range n {
-					k.add(c, fAcc+V(c), true, recScale+4*j, recMs32+4*j)
+					k.add(c, fAcc+V(c), recScale+4*j, recMs32+4*j)
 				}
 				continue
 			}
@@ -207,14 +229,8 @@ func (f *file) fusedQ4K(n int, woven bool) {
 				nibble(code[r][1], code[r][1], j)
 			}
 			for c := range n {
-				k.ldp(8, 9, fX+R(c), 32*j)
-				for r := range 4 {
-					k.zero(fAcc + V(r))
-					k.sdot(fAcc+V(r), code[r][0], 8)
-					k.sdot(fAcc+V(r), code[r][1], 9)
-				}
-				k.total()
-				k.add(c, fAcc, false, recScale+4*j, recMs32+4*j)
+				k.rows(c, j, code)
+				k.add(c, fAcc, recScale+4*j, recMs32+4*j)
 			}
 		}
 	})
@@ -224,10 +240,11 @@ func (f *file) fusedQ4K(n int, woven bool) {
 func (f *file) fusedQ6K(n int, woven bool) {
 	k := f.fused("Q6K", n, 210, woven)
 	const v30 V = 26
-	k.placers(true)
+	k.placers(false)
 	k.bytesOf(vNib, 15)
 	k.bytesOf(v30, 0x30)
-	k.constVec(fMagic, tmp, same(magicBits))
+	k.constVec(fMagic128, tmp, floats(1.5*(1<<23)+128, 1.5*(1<<23)+128, 1.5*(1<<23)+128, 1.5*(1<<23)+128))
+	k.bytesOf(fDMin, 0x80) // there are no minima
 	// code makes 16 codes, without their offset of 32, of sub-block i of a half from low and high bits.
 	code := func(to, low, high V, i int) {
 		if i < 4 {
@@ -250,8 +267,9 @@ func (f *file) fusedQ6K(n int, woven bool) {
 		k.halves(fD, 208)
 		k.words(192)
 		for i := range V(4) {
-			k.mov(fBytes+i, i)
+			k.eor(fBytes+i, i, fDMin)
 		}
+		k.constants()
 		for h := range 2 {
 			for _, i := range order16 {
 				s := 8*h + i
@@ -274,27 +292,24 @@ func (f *file) fusedQ6K(n int, woven bool) {
 						}
 					}
 					for c := range n {
-						k.add(c, fAcc+V(c), true, recScale+s/2*4, 0)
+						k.add(c, fAcc+V(c), recScale+s/2*4, 0)
 					}
 					continue
 				}
-				codes := [4]V{0, 2, 9, 10}
+				codes := [4]V{0, 2, 10, 11}
 				for r := range 4 {
 					k.ldq(24, row0+R(r), low)
 					k.ldq(1, row0+R(r), high)
 					code(codes[r], 24, 1, i)
 				}
 				for c := range n {
-					k.ldq(8, fX+R(c), 16*s)
+					k.ldq(fVal, fX+R(c), 16*s)
 					for r := range V(4) {
-						k.zero(fAcc + r)
-						k.sdot(fAcc+r, codes[r], 8)
+						k.lds(fAcc+r, fX+R(c), begin) // clears the other lanes
+						k.sdot(fAcc+r, codes[r], fVal)
 					}
-					k.lds(11, fX+R(c), begin)
-					k.dup(11, 11, 0)
 					k.total()
-					k.addS(fAcc, fAcc, 11)
-					k.add(c, fAcc, true, recScale+s/2*4, 0)
+					k.add(c, fAcc, recScale+s/2*4, 0)
 				}
 			}
 		}
@@ -306,6 +321,7 @@ func (f *file) fusedQ80(n int) {
 	k := f.fused("Q80", n, 34, false)
 	// A block of activations is eight of the weights; the last one may be shorter.
 	block, done := k.label("block"), k.label("done")
+	k.constants()
 	k.mark(block)
 	for j := range 8 {
 		k.p("CBZ R%d, %s", fSubs, done)
@@ -324,14 +340,8 @@ func (f *file) fusedQ80(n int) {
 			k.addI(row0+R(r), 34)
 		}
 		for c := range n {
-			k.ldp(8, 9, fX+R(c), 32*j)
-			for r := range 4 {
-				k.zero(fAcc + V(r))
-				k.sdot(fAcc+V(r), code[r][0], 8)
-				k.sdot(fAcc+V(r), code[r][1], 9)
-			}
-			k.total()
-			k.add(c, fAcc, false, recScale+4*j, 0)
+			k.rows(c, j, code)
+			k.add(c, fAcc, recScale+4*j, 0)
 		}
 	}
 	for c := range R(n) {

@@ -48,7 +48,8 @@ const (
 	vY     V = 24 // sums of the columns
 	vScale V = 20
 	vMin   V = 21
-	vMagic V = 22
+	vMagic V = 22 // 1.5 * 2^23 in all lanes
+	vStart V = 23 // its bits in the first lane: where sums over lanes begin
 )
 
 // micro starts a kernel for n columns and loads the sums.
@@ -98,14 +99,19 @@ func (f *file) finish(n int) {
 	f.ret()
 }
 
-// add adds dot, an integer in every lane, times scales to the sum of column c; a is overwritten. The scale of the
-// activations is at xs of the column's pointer. If dot began as magicBits it is a float already.
-func (f *file) add(k kind, c int, a, t V, xs, ms int, isFloat bool) {
-	if isFloat {
-		f.fsub(a, a, vMagic)
-	} else {
-		f.scvtf(a, a)
+// addRows adds what is left in V16 after the lanes were added.
+func (f *file) addRows(k kind, c, xs, ms int, dot bool) {
+	if !dot {
+		f.addS(16, 16, vMagic)
 	}
+	f.add(k, c, 16, 17, xs, ms)
+}
+
+// add adds a, an integer in every lane that began as magicBits, times scales to the sum of column c. Read as a float it
+// is 1.5 * 2^23 plus the integer: a subtraction is faster than a conversion on many cores. The scale of the activations
+// is at xs of the column's pointer.
+func (f *file) add(k kind, c int, a, t V, xs, ms int) {
+	f.fsub(a, a, vMagic)
 	f.fmul(a, a, vScale)
 	f.lds(t, mXS+R(c), xs)
 	f.fmlaLane(vY+V(c), a, t, 0)
@@ -172,6 +178,10 @@ func (f *file) rows(k kind, n int, dot bool) {
 	}
 	f.micro(name, k, n, fmt.Sprintf("multiplies four rows by %d columns with %s.", n, what))
 	f.columns(k, n)
+	f.constVec(vMagic, mTmp, same(magicBits))
+	if dot {
+		f.constVec(vStart, mTmp, append(bits4(magicBits), make([]byte, 12)...))
+	}
 	if k.sub == 32 {
 		f.subBlocks(k, n, 32, func(x, codes, xs, ms int) {
 			for r := range 4 {
@@ -183,7 +193,7 @@ func (f *file) rows(k kind, n int, dot bool) {
 					a := 16 + r
 					switch {
 					case dot:
-						f.zero(a)
+						f.mov(a, vStart)
 						f.sdot(a, 2*r, 8)
 						f.sdot(a, 2*r+1, 9)
 					case k.min: // codes up to 63: four products fit into 16 bits
@@ -204,7 +214,7 @@ func (f *file) rows(k kind, n int, dot bool) {
 				f.addp(16, 16, 17)
 				f.addp(18, 18, 19)
 				f.addp(16, 16, 18)
-				f.add(k, c, 16, 17, xs, ms, false)
+				f.addRows(k, c, xs, ms, dot)
 			}
 		})
 		f.finish(n)
@@ -219,7 +229,7 @@ func (f *file) rows(k kind, n int, dot bool) {
 			for r := range V(4) {
 				a := 16 + r
 				if dot {
-					f.zero(a)
+					f.mov(a, vStart)
 					f.sdot(a, r, 8)
 				} else {
 					f.smull(a, r, 8)
@@ -230,7 +240,7 @@ func (f *file) rows(k kind, n int, dot bool) {
 			f.addp(16, 16, 17)
 			f.addp(18, 18, 19)
 			f.addp(16, 16, 18)
-			f.add(k, c, 16, 17, xs, ms, false)
+			f.addRows(k, c, xs, ms, dot)
 		}
 	})
 	f.finish(n)
@@ -264,7 +274,7 @@ func (f *file) across(k kind, n int) {
 			}
 		}
 		for c := range n {
-			f.add(k, c, acc(c), V(8+2*c), xs, ms, true)
+			f.add(k, c, acc(c), V(8+2*c), xs, ms)
 		}
 	})
 	f.finish(n)

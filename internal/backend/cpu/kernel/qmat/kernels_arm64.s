@@ -15,48 +15,54 @@ GLOBL qmatConst2<>(SB), RODATA|NOPTR, $16
 DATA qmatConst3<>+0(SB)/8, $0xffffff07ffffff03
 DATA qmatConst3<>+8(SB)/8, $0xffffff0fffffff0b
 GLOBL qmatConst3<>(SB), RODATA|NOPTR, $16
-DATA qmatConst4<>+0(SB)/8, $0x04ffffff00ffffff
-DATA qmatConst4<>+8(SB)/8, $0x0cffffff08ffffff
+DATA qmatConst4<>+0(SB)/8, $0x4b4000004b400000
+DATA qmatConst4<>+8(SB)/8, $0x4b4000004b400000
 GLOBL qmatConst4<>(SB), RODATA|NOPTR, $16
-DATA qmatConst5<>+0(SB)/8, $0x05ffffff01ffffff
-DATA qmatConst5<>+8(SB)/8, $0x0dffffff09ffffff
+DATA qmatConst5<>+0(SB)/8, $0x04ffffff00ffffff
+DATA qmatConst5<>+8(SB)/8, $0x0cffffff08ffffff
 GLOBL qmatConst5<>(SB), RODATA|NOPTR, $16
-DATA qmatConst6<>+0(SB)/8, $0x06ffffff02ffffff
-DATA qmatConst6<>+8(SB)/8, $0x0effffff0affffff
+DATA qmatConst6<>+0(SB)/8, $0x05ffffff01ffffff
+DATA qmatConst6<>+8(SB)/8, $0x0dffffff09ffffff
 GLOBL qmatConst6<>(SB), RODATA|NOPTR, $16
-DATA qmatConst7<>+0(SB)/8, $0x07ffffff03ffffff
-DATA qmatConst7<>+8(SB)/8, $0x0fffffff0bffffff
+DATA qmatConst7<>+0(SB)/8, $0x06ffffff02ffffff
+DATA qmatConst7<>+8(SB)/8, $0x0effffff0affffff
 GLOBL qmatConst7<>(SB), RODATA|NOPTR, $16
-DATA qmatConst8<>+0(SB)/8, $0xf6eaddcfbfad9881
-DATA qmatConst8<>+8(SB)/8, $0x7159453526190d01
+DATA qmatConst8<>+0(SB)/8, $0x07ffffff03ffffff
+DATA qmatConst8<>+8(SB)/8, $0x0fffffff0bffffff
 GLOBL qmatConst8<>(SB), RODATA|NOPTR, $16
-DATA qmatConst9<>+0(SB)/8, $0x0000003000000030
-DATA qmatConst9<>+8(SB)/8, $0x0000003000000030
+DATA qmatConst9<>+0(SB)/8, $0xf6eaddcfbfad9881
+DATA qmatConst9<>+8(SB)/8, $0x7159453526190d01
 GLOBL qmatConst9<>(SB), RODATA|NOPTR, $16
-DATA qmatConst10<>+0(SB)/8, $0x0000002000000020
-DATA qmatConst10<>+8(SB)/8, $0x0000002000000020
+DATA qmatConst10<>+0(SB)/8, $0x0000003000000030
+DATA qmatConst10<>+8(SB)/8, $0x0000003000000030
 GLOBL qmatConst10<>(SB), RODATA|NOPTR, $16
-DATA qmatConst11<>+0(SB)/8, $0x0000000f0000000f
-DATA qmatConst11<>+8(SB)/8, $0x0000000f0000000f
+DATA qmatConst11<>+0(SB)/8, $0x0000002000000020
+DATA qmatConst11<>+8(SB)/8, $0x0000002000000020
 GLOBL qmatConst11<>(SB), RODATA|NOPTR, $16
-DATA qmatConst12<>+0(SB)/8, $0x8040201008040201
-DATA qmatConst12<>+8(SB)/8, $0x8040201008040201
+DATA qmatConst12<>+0(SB)/8, $0x0000000f0000000f
+DATA qmatConst12<>+8(SB)/8, $0x0000000f0000000f
 GLOBL qmatConst12<>(SB), RODATA|NOPTR, $16
-DATA qmatConst13<>+0(SB)/8, $0x0000000000000000
-DATA qmatConst13<>+8(SB)/8, $0x0101010101010101
+DATA qmatConst13<>+0(SB)/8, $0x8040201008040201
+DATA qmatConst13<>+8(SB)/8, $0x8040201008040201
 GLOBL qmatConst13<>(SB), RODATA|NOPTR, $16
-DATA qmatConst14<>+0(SB)/8, $0x0202020202020202
-DATA qmatConst14<>+8(SB)/8, $0x0303030303030303
+DATA qmatConst14<>+0(SB)/8, $0x0000000000000000
+DATA qmatConst14<>+8(SB)/8, $0x0101010101010101
 GLOBL qmatConst14<>(SB), RODATA|NOPTR, $16
-DATA qmatConst15<>+0(SB)/8, $0x0c08060403020100
-DATA qmatConst15<>+8(SB)/8, $0xf4f8fafcfdfeff00
+DATA qmatConst15<>+0(SB)/8, $0x0202020202020202
+DATA qmatConst15<>+8(SB)/8, $0x0303030303030303
 GLOBL qmatConst15<>(SB), RODATA|NOPTR, $16
-DATA qmatConst16<>+0(SB)/8, $0x4b4000004b400000
-DATA qmatConst16<>+8(SB)/8, $0x4b4000004b400000
+DATA qmatConst16<>+0(SB)/8, $0x0c08060403020100
+DATA qmatConst16<>+8(SB)/8, $0xf4f8fafcfdfeff00
 GLOBL qmatConst16<>(SB), RODATA|NOPTR, $16
-DATA qmatConst17<>+0(SB)/8, $0x42fe000042fe0000
-DATA qmatConst17<>+8(SB)/8, $0x42fe000042fe0000
+DATA qmatConst17<>+0(SB)/8, $0x000000004b400000
+DATA qmatConst17<>+8(SB)/8, $0x0000000000000000
 GLOBL qmatConst17<>(SB), RODATA|NOPTR, $16
+DATA qmatConst18<>+0(SB)/8, $0x4b4000804b400080
+DATA qmatConst18<>+8(SB)/8, $0x4b4000804b400080
+GLOBL qmatConst18<>(SB), RODATA|NOPTR, $16
+DATA qmatConst19<>+0(SB)/8, $0x42fe000042fe0000
+DATA qmatConst19<>+8(SB)/8, $0x42fe000042fe0000
+GLOBL qmatConst19<>(SB), RODATA|NOPTR, $16
 
 // func decodeQ4K(p *byte, w *byte, stride int, blocks int, pf uintptr)
 TEXT ·decodeQ4K(SB), NOSPLIT, $0-40
@@ -91,6 +97,8 @@ TEXT ·decodeQ4K(SB), NOSPLIT, $0-40
 	FMOVQ (R8), F30
 	MOVD $qmatConst3<>(SB), R8
 	FMOVQ (R8), F31
+	MOVD $qmatConst4<>(SB), R8
+	FMOVQ (R8), F21
 	VMOVI $15, V27.B16
 	VMOVI $48, V26.B16
 	VMOVI $63, V16.B16
@@ -122,67 +130,83 @@ TEXT ·decodeQ4K(SB), NOSPLIT, $0-40
 	VORR V1.B16, V17.B16, V17.B16
 	VORR V2.B16, V18.B16, V18.B16
 	VTBL V28.B16, [V6.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1024(R0)
 	VTBL V29.B16, [V6.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1040(R0)
 	VTBL V30.B16, [V6.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1056(R0)
 	VTBL V31.B16, [V6.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1072(R0)
 	VTBL V28.B16, [V17.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1088(R0)
 	VTBL V29.B16, [V17.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1104(R0)
 	VTBL V30.B16, [V17.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1120(R0)
 	VTBL V31.B16, [V17.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1136(R0)
 	VTBL V28.B16, [V7.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1280(R0)
 	VTBL V29.B16, [V7.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1296(R0)
 	VTBL V30.B16, [V7.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1312(R0)
 	VTBL V31.B16, [V7.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1328(R0)
 	VTBL V28.B16, [V18.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1344(R0)
 	VTBL V29.B16, [V18.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1360(R0)
 	VTBL V30.B16, [V18.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1376(R0)
 	VTBL V31.B16, [V18.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1392(R0)
 	FMOVQ 16(R1), F0
@@ -370,6 +394,8 @@ TEXT ·decodeQ4KWoven(SB), NOSPLIT, $0-40
 	FMOVQ (R8), F30
 	MOVD $qmatConst3<>(SB), R8
 	FMOVQ (R8), F31
+	MOVD $qmatConst4<>(SB), R8
+	FMOVQ (R8), F21
 	VMOVI $15, V27.B16
 	VMOVI $48, V26.B16
 	VMOVI $63, V16.B16
@@ -393,67 +419,83 @@ TEXT ·decodeQ4KWoven(SB), NOSPLIT, $0-40
 	VORR V1.B16, V17.B16, V17.B16
 	VORR V2.B16, V18.B16, V18.B16
 	VTBL V28.B16, [V6.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1024(R0)
 	VTBL V29.B16, [V6.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1040(R0)
 	VTBL V30.B16, [V6.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1056(R0)
 	VTBL V31.B16, [V6.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1072(R0)
 	VTBL V28.B16, [V17.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1088(R0)
 	VTBL V29.B16, [V17.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1104(R0)
 	VTBL V30.B16, [V17.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1120(R0)
 	VTBL V31.B16, [V17.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1136(R0)
 	VTBL V28.B16, [V7.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1280(R0)
 	VTBL V29.B16, [V7.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1296(R0)
 	VTBL V30.B16, [V7.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1312(R0)
 	VTBL V31.B16, [V7.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1328(R0)
 	VTBL V28.B16, [V18.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1344(R0)
 	VTBL V29.B16, [V18.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1360(R0)
 	VTBL V30.B16, [V18.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1376(R0)
 	VTBL V31.B16, [V18.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1392(R0)
 	FMOVQ 256(R1), F0
@@ -651,6 +693,8 @@ TEXT ·decodeQ5K(SB), NOSPLIT, $0-40
 	FMOVQ (R8), F30
 	MOVD $qmatConst3<>(SB), R8
 	FMOVQ (R8), F31
+	MOVD $qmatConst4<>(SB), R8
+	FMOVQ (R8), F21
 	VMOVI $15, V27.B16
 	VMOVI $48, V26.B16
 	VMOVI $63, V16.B16
@@ -682,67 +726,83 @@ TEXT ·decodeQ5K(SB), NOSPLIT, $0-40
 	VORR V1.B16, V17.B16, V17.B16
 	VORR V2.B16, V18.B16, V18.B16
 	VTBL V28.B16, [V6.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1024(R0)
 	VTBL V29.B16, [V6.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1040(R0)
 	VTBL V30.B16, [V6.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1056(R0)
 	VTBL V31.B16, [V6.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1072(R0)
 	VTBL V28.B16, [V17.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1088(R0)
 	VTBL V29.B16, [V17.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1104(R0)
 	VTBL V30.B16, [V17.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1120(R0)
 	VTBL V31.B16, [V17.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1136(R0)
 	VTBL V28.B16, [V7.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1280(R0)
 	VTBL V29.B16, [V7.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1296(R0)
 	VTBL V30.B16, [V7.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1312(R0)
 	VTBL V31.B16, [V7.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1328(R0)
 	VTBL V28.B16, [V18.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1344(R0)
 	VTBL V29.B16, [V18.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1360(R0)
 	VTBL V30.B16, [V18.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1376(R0)
 	VTBL V31.B16, [V18.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1392(R0)
 	VMOVI $16, V23.B16
@@ -1129,13 +1189,13 @@ TEXT ·decodeQ6K(SB), NOSPLIT, $0-40
 	PRFM 64(R7), PLDL2KEEP
 	PRFM 128(R7), PLDL2KEEP
 	PRFM 192(R7), PLDL2KEEP
-	MOVD $qmatConst4<>(SB), R8
-	FMOVQ (R8), F28
 	MOVD $qmatConst5<>(SB), R8
-	FMOVQ (R8), F29
+	FMOVQ (R8), F28
 	MOVD $qmatConst6<>(SB), R8
-	FMOVQ (R8), F30
+	FMOVQ (R8), F29
 	MOVD $qmatConst7<>(SB), R8
+	FMOVQ (R8), F30
+	MOVD $qmatConst8<>(SB), R8
 	FMOVQ (R8), F31
 	VMOVI $15, V27.B16
 	VMOVI $48, V26.B16
@@ -1152,14 +1212,14 @@ TEXT ·decodeQ6K(SB), NOSPLIT, $0-40
 	VTRN1 V7.D2, V5.D2, V1.D2
 	VTRN2 V6.D2, V4.D2, V2.D2
 	VTRN2 V7.D2, V5.D2, V3.D2
-	ADD $208, R1, R8
-	VLD1 (R8), V16.H[0]
-	ADD $208, R2, R8
-	VLD1 (R8), V16.H[1]
-	ADD $208, R3, R8
-	VLD1 (R8), V16.H[2]
-	ADD $208, R4, R8
-	VLD1 (R8), V16.H[3]
+	MOVHU 208(R1), R8
+	MOVHU 208(R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU 208(R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU 208(R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F16
 	WORD $0x0e217a10 // fcvtl v16.4s, v16.4h
 	VTBL V28.B16, [V0.B16], V22.B16
 	WORD $0x4f28e6d6 // scvtf v22.4s, v22.4s, #24
@@ -1662,13 +1722,13 @@ TEXT ·decodeQ6KWoven(SB), NOSPLIT, $0-40
 	PRFM 2560(R7), PLDL2KEEP
 	PRFM 2816(R7), PLDL2KEEP
 	PRFM 3072(R7), PLDL2KEEP
-	MOVD $qmatConst4<>(SB), R8
-	FMOVQ (R8), F28
 	MOVD $qmatConst5<>(SB), R8
-	FMOVQ (R8), F29
+	FMOVQ (R8), F28
 	MOVD $qmatConst6<>(SB), R8
-	FMOVQ (R8), F30
+	FMOVQ (R8), F29
 	MOVD $qmatConst7<>(SB), R8
+	FMOVQ (R8), F30
+	MOVD $qmatConst8<>(SB), R8
 	FMOVQ (R8), F31
 	VMOVI $15, V27.B16
 	VMOVI $48, V26.B16
@@ -2191,6 +2251,8 @@ TEXT ·decodeQ2K(SB), NOSPLIT, $0-40
 	FMOVQ (R8), F30
 	MOVD $qmatConst3<>(SB), R8
 	FMOVQ (R8), F31
+	MOVD $qmatConst4<>(SB), R8
+	FMOVQ (R8), F21
 	VMOVI $15, V27.B16
 	VMOVI $3, V23.B16
 	FMOVQ (R1), F0
@@ -2205,8 +2267,7 @@ TEXT ·decodeQ2K(SB), NOSPLIT, $0-40
 	VTRN1 V7.D2, V5.D2, V1.D2
 	VTRN2 V6.D2, V4.D2, V2.D2
 	VTRN2 V7.D2, V5.D2, V3.D2
-	ADD $80, R1, R8
-	VLD1 (R8), V16.S[0]
+	FMOVS 80(R1), F16
 	ADD $80, R2, R8
 	VLD1 (R8), V16.S[1]
 	ADD $80, R3, R8
@@ -2221,137 +2282,169 @@ TEXT ·decodeQ2K(SB), NOSPLIT, $0-40
 	VAND V27.B16, V0.B16, V6.B16
 	VUSHR $4, V0.B16, V7.B16
 	VTBL V28.B16, [V6.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1024(R0)
 	VTBL V29.B16, [V6.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1040(R0)
 	VTBL V30.B16, [V6.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1056(R0)
 	VTBL V31.B16, [V6.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1072(R0)
 	VTBL V28.B16, [V7.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1280(R0)
 	VTBL V29.B16, [V7.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1296(R0)
 	VTBL V30.B16, [V7.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1312(R0)
 	VTBL V31.B16, [V7.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1328(R0)
 	VAND V27.B16, V1.B16, V6.B16
 	VUSHR $4, V1.B16, V7.B16
 	VTBL V28.B16, [V6.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1088(R0)
 	VTBL V29.B16, [V6.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1104(R0)
 	VTBL V30.B16, [V6.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1120(R0)
 	VTBL V31.B16, [V6.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1136(R0)
 	VTBL V28.B16, [V7.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1344(R0)
 	VTBL V29.B16, [V7.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1360(R0)
 	VTBL V30.B16, [V7.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1376(R0)
 	VTBL V31.B16, [V7.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1392(R0)
 	VAND V27.B16, V2.B16, V6.B16
 	VUSHR $4, V2.B16, V7.B16
 	VTBL V28.B16, [V6.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1152(R0)
 	VTBL V29.B16, [V6.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1168(R0)
 	VTBL V30.B16, [V6.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1184(R0)
 	VTBL V31.B16, [V6.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1200(R0)
 	VTBL V28.B16, [V7.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1408(R0)
 	VTBL V29.B16, [V7.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1424(R0)
 	VTBL V30.B16, [V7.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1440(R0)
 	VTBL V31.B16, [V7.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1456(R0)
 	VAND V27.B16, V3.B16, V6.B16
 	VUSHR $4, V3.B16, V7.B16
 	VTBL V28.B16, [V6.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1216(R0)
 	VTBL V29.B16, [V6.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1232(R0)
 	VTBL V30.B16, [V6.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1248(R0)
 	VTBL V31.B16, [V6.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e24ded6 // fmul v22.4s, v22.4s, v4.4s
 	FMOVQ F22, 1264(R0)
 	VTBL V28.B16, [V7.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1472(R0)
 	VTBL V29.B16, [V7.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1488(R0)
 	VTBL V30.B16, [V7.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1504(R0)
 	VTBL V31.B16, [V7.B16], V22.B16
-	WORD $0x6e21dad6 // ucvtf v22.4s, v22.4s
+	VORR V21.B16, V22.B16, V22.B16
+	WORD $0x4eb5d6d6 // fsub v22.4s, v22.4s, v21.4s
 	WORD $0x6e25ded6 // fmul v22.4s, v22.4s, v5.4s
 	FMOVQ F22, 1520(R0)
 	FMOVQ 16(R1), F0
@@ -2569,13 +2662,13 @@ TEXT ·decodeQ3K(SB), NOSPLIT, $0-40
 	ADD R5, R7, R7
 	PRFM (R7), PLDL2KEEP
 	PRFM 64(R7), PLDL2KEEP
-	MOVD $qmatConst4<>(SB), R8
-	FMOVQ (R8), F28
 	MOVD $qmatConst5<>(SB), R8
-	FMOVQ (R8), F29
+	FMOVQ (R8), F28
 	MOVD $qmatConst6<>(SB), R8
-	FMOVQ (R8), F30
+	FMOVQ (R8), F29
 	MOVD $qmatConst7<>(SB), R8
+	FMOVQ (R8), F30
+	MOVD $qmatConst8<>(SB), R8
 	FMOVQ (R8), F31
 	VMOVI $15, V27.B16
 	VMOVI $48, V26.B16
@@ -3159,14 +3252,14 @@ TEXT ·decodeIQ4XS(SB), NOSPLIT, $0-40
 	PRFM (R7), PLDL2KEEP
 	PRFM 64(R7), PLDL2KEEP
 	PRFM 128(R7), PLDL2KEEP
-	MOVD $qmatConst8<>(SB), R8
+	MOVD $qmatConst9<>(SB), R8
 	FMOVQ (R8), F24
 	VMOVI $15, V27.B16
-	MOVD $qmatConst9<>(SB), R8
-	FMOVQ (R8), F26
 	MOVD $qmatConst10<>(SB), R8
-	FMOVQ (R8), F25
+	FMOVQ (R8), F26
 	MOVD $qmatConst11<>(SB), R8
+	FMOVQ (R8), F25
+	MOVD $qmatConst12<>(SB), R8
 	FMOVQ (R8), F23
 	FMOVQ (R1), F0
 	FMOVQ (R2), F1
@@ -3511,10 +3604,14 @@ TEXT ·decodeQ40(SB), NOSPLIT, $0-40
 	CMP $1, R6
 	BLT decodeQ40_done2
 decodeQ40_loop1:
-	VLD1 (R1), V1.H[0]
-	VLD1 (R2), V1.H[1]
-	VLD1 (R3), V1.H[2]
-	VLD1 (R4), V1.H[3]
+	MOVHU (R1), R8
+	MOVHU (R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU (R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU (R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F1
 	WORD $0x0e217821 // fcvtl v1.4s, v1.4h
 	FMOVQ F1, (R9)
 	FMOVQ 2(R1), F3
@@ -3583,7 +3680,7 @@ TEXT ·decodeQ41(SB), NOSPLIT, $0-40
 	CMP $1, R6
 	BLT decodeQ41_done4
 decodeQ41_loop3:
-	VLD1 (R1), V0.S[0]
+	FMOVS (R1), F0
 	VLD1 (R2), V0.S[1]
 	VLD1 (R3), V0.S[2]
 	VLD1 (R4), V0.S[3]
@@ -3650,19 +3747,23 @@ TEXT ·decodeQ50(SB), NOSPLIT, $0-40
 	VMOVI $15, V27.B16
 	VMOVI $16, V25.B16
 	VMOVI $16, V23.B16
-	MOVD $qmatConst12<>(SB), R8
-	FMOVQ (R8), F28
 	MOVD $qmatConst13<>(SB), R8
-	FMOVQ (R8), F29
+	FMOVQ (R8), F28
 	MOVD $qmatConst14<>(SB), R8
+	FMOVQ (R8), F29
+	MOVD $qmatConst15<>(SB), R8
 	FMOVQ (R8), F30
 	CMP $1, R6
 	BLT decodeQ50_done6
 decodeQ50_loop5:
-	VLD1 (R1), V1.H[0]
-	VLD1 (R2), V1.H[1]
-	VLD1 (R3), V1.H[2]
-	VLD1 (R4), V1.H[3]
+	MOVHU (R1), R8
+	MOVHU (R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU (R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU (R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F1
 	WORD $0x0e217821 // fcvtl v1.4s, v1.4h
 	FMOVQ F1, (R9)
 	FMOVQ 6(R1), F3
@@ -3765,16 +3866,16 @@ TEXT ·decodeQ51(SB), NOSPLIT, $0-40
 	ADD $1024, R0, R9
 	VMOVI $15, V27.B16
 	VMOVI $16, V23.B16
-	MOVD $qmatConst12<>(SB), R8
-	FMOVQ (R8), F28
 	MOVD $qmatConst13<>(SB), R8
-	FMOVQ (R8), F29
+	FMOVQ (R8), F28
 	MOVD $qmatConst14<>(SB), R8
+	FMOVQ (R8), F29
+	MOVD $qmatConst15<>(SB), R8
 	FMOVQ (R8), F30
 	CMP $1, R6
 	BLT decodeQ51_done8
 decodeQ51_loop7:
-	VLD1 (R1), V0.S[0]
+	FMOVS (R1), F0
 	VLD1 (R2), V0.S[1]
 	VLD1 (R3), V0.S[2]
 	VLD1 (R4), V0.S[3]
@@ -3886,10 +3987,14 @@ TEXT ·decodeQ80(SB), NOSPLIT, $0-40
 	CMP $1, R6
 	BLT decodeQ80_done10
 decodeQ80_loop9:
-	VLD1 (R1), V1.H[0]
-	VLD1 (R2), V1.H[1]
-	VLD1 (R3), V1.H[2]
-	VLD1 (R4), V1.H[3]
+	MOVHU (R1), R8
+	MOVHU (R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU (R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU (R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F1
 	WORD $0x0e217821 // fcvtl v1.4s, v1.4h
 	FMOVQ F1, (R9)
 	FMOVQ 2(R1), F3
@@ -3943,15 +4048,19 @@ TEXT ·decodeIQ4NL(SB), NOSPLIT, $0-40
 	PRFM 128(R7), PLDL2KEEP
 	ADD $1024, R0, R9
 	VMOVI $15, V27.B16
-	MOVD $qmatConst8<>(SB), R8
+	MOVD $qmatConst9<>(SB), R8
 	FMOVQ (R8), F24
 	CMP $1, R6
 	BLT decodeIQ4NL_done12
 decodeIQ4NL_loop11:
-	VLD1 (R1), V1.H[0]
-	VLD1 (R2), V1.H[1]
-	VLD1 (R3), V1.H[2]
-	VLD1 (R4), V1.H[3]
+	MOVHU (R1), R8
+	MOVHU (R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU (R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU (R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F1
 	WORD $0x0e217821 // fcvtl v1.4s, v1.4h
 	FMOVQ F1, (R9)
 	FMOVQ 2(R1), F3
@@ -4017,7 +4126,7 @@ TEXT ·decodeMXFP4(SB), NOSPLIT, $0-40
 	PRFM 128(R7), PLDL2KEEP
 	ADD $1024, R0, R9
 	VMOVI $15, V27.B16
-	MOVD $qmatConst15<>(SB), R8
+	MOVD $qmatConst16<>(SB), R8
 	FMOVQ (R8), F24
 	MOVD $·e8m0(SB), R10
 	CMP $1, R6
@@ -4099,7 +4208,7 @@ TEXT ·decodeNVFP4(SB), NOSPLIT, $0-40
 	PRFM 128(R7), PLDL2KEEP
 	ADD $1024, R0, R9
 	VMOVI $15, V27.B16
-	MOVD $qmatConst15<>(SB), R8
+	MOVD $qmatConst16<>(SB), R8
 	FMOVQ (R8), F24
 	MOVD $·e4m3(SB), R10
 	CMP $1, R6
@@ -5048,6 +5157,8 @@ TEXT ·neonOff32x1(SB), NOSPLIT, $0-48
 	ADD $256, R5, R10
 	ADD $320, R5, R19
 	FMOVQ (R2), F24
+	MOVD $qmatConst4<>(SB), R15
+	FMOVQ (R15), F22
 	CMP $1, R4
 	BLT neonOff32x1_done18
 neonOff32x1_loop17:
@@ -5084,7 +5195,8 @@ neonOff32x1_loop17:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -5115,6 +5227,8 @@ TEXT ·neonOff32x2(SB), NOSPLIT, $0-48
 	FMOVQ (R2), F24
 	ADD R3, R2, R15
 	FMOVQ (R15), F25
+	MOVD $qmatConst4<>(SB), R15
+	FMOVQ (R15), F22
 	CMP $1, R4
 	BLT neonOff32x2_done20
 neonOff32x2_loop19:
@@ -5151,7 +5265,8 @@ neonOff32x2_loop19:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -5183,7 +5298,8 @@ neonOff32x2_loop19:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -5223,6 +5339,8 @@ TEXT ·neonOff32x3(SB), NOSPLIT, $0-48
 	FMOVQ (R15), F25
 	ADD R3, R15, R15
 	FMOVQ (R15), F26
+	MOVD $qmatConst4<>(SB), R15
+	FMOVQ (R15), F22
 	CMP $1, R4
 	BLT neonOff32x3_done22
 neonOff32x3_loop21:
@@ -5259,7 +5377,8 @@ neonOff32x3_loop21:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -5291,7 +5410,8 @@ neonOff32x3_loop21:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -5323,7 +5443,8 @@ neonOff32x3_loop21:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R12), F17
 	WORD $0x4f91121a // fmla v26.4s, v16.4s, v17.s[0]
@@ -5372,6 +5493,8 @@ TEXT ·neonOff32x4(SB), NOSPLIT, $0-48
 	FMOVQ (R15), F26
 	ADD R3, R15, R15
 	FMOVQ (R15), F27
+	MOVD $qmatConst4<>(SB), R15
+	FMOVQ (R15), F22
 	CMP $1, R4
 	BLT neonOff32x4_done24
 neonOff32x4_loop23:
@@ -5408,7 +5531,8 @@ neonOff32x4_loop23:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -5440,7 +5564,8 @@ neonOff32x4_loop23:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -5472,7 +5597,8 @@ neonOff32x4_loop23:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R12), F17
 	WORD $0x4f91121a // fmla v26.4s, v16.4s, v17.s[0]
@@ -5504,7 +5630,8 @@ neonOff32x4_loop23:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R13), F17
 	WORD $0x4f91121b // fmla v27.4s, v16.4s, v17.s[0]
@@ -5542,6 +5669,10 @@ TEXT ·rowsOff32x1(SB), NOSPLIT, $0-48
 	ADD $256, R5, R10
 	ADD $320, R5, R19
 	FMOVQ (R2), F24
+	MOVD $qmatConst4<>(SB), R15
+	FMOVQ (R15), F22
+	MOVD $qmatConst17<>(SB), R15
+	FMOVQ (R15), F23
 	CMP $1, R4
 	BLT rowsOff32x1_done26
 rowsOff32x1_loop25:
@@ -5551,22 +5682,22 @@ rowsOff32x1_loop25:
 	FLDPQ 512(R0), (F4, F5)
 	FLDPQ 768(R0), (F6, F7)
 	FLDPQ (R5), (F8, F9)
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
 	WORD $0x4e899430 // sdot v16.4s, v1.16b, v9.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889451 // sdot v17.4s, v2.16b, v8.16b
 	WORD $0x4e899471 // sdot v17.4s, v3.16b, v9.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889492 // sdot v18.4s, v4.16b, v8.16b
 	WORD $0x4e8994b2 // sdot v18.4s, v5.16b, v9.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e8894d3 // sdot v19.4s, v6.16b, v8.16b
 	WORD $0x4e8994f3 // sdot v19.4s, v7.16b, v9.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -5597,6 +5728,10 @@ TEXT ·rowsOff32x2(SB), NOSPLIT, $0-48
 	FMOVQ (R2), F24
 	ADD R3, R2, R15
 	FMOVQ (R15), F25
+	MOVD $qmatConst4<>(SB), R15
+	FMOVQ (R15), F22
+	MOVD $qmatConst17<>(SB), R15
+	FMOVQ (R15), F23
 	CMP $1, R4
 	BLT rowsOff32x2_done28
 rowsOff32x2_loop27:
@@ -5606,42 +5741,42 @@ rowsOff32x2_loop27:
 	FLDPQ 512(R0), (F4, F5)
 	FLDPQ 768(R0), (F6, F7)
 	FLDPQ (R5), (F8, F9)
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
 	WORD $0x4e899430 // sdot v16.4s, v1.16b, v9.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889451 // sdot v17.4s, v2.16b, v8.16b
 	WORD $0x4e899471 // sdot v17.4s, v3.16b, v9.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889492 // sdot v18.4s, v4.16b, v8.16b
 	WORD $0x4e8994b2 // sdot v18.4s, v5.16b, v9.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e8894d3 // sdot v19.4s, v6.16b, v8.16b
 	WORD $0x4e8994f3 // sdot v19.4s, v7.16b, v9.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
 	FLDPQ (R6), (F8, F9)
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
 	WORD $0x4e899430 // sdot v16.4s, v1.16b, v9.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889451 // sdot v17.4s, v2.16b, v8.16b
 	WORD $0x4e899471 // sdot v17.4s, v3.16b, v9.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889492 // sdot v18.4s, v4.16b, v8.16b
 	WORD $0x4e8994b2 // sdot v18.4s, v5.16b, v9.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e8894d3 // sdot v19.4s, v6.16b, v8.16b
 	WORD $0x4e8994f3 // sdot v19.4s, v7.16b, v9.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -5671,7 +5806,7 @@ TEXT ·acrossOff32x1(SB), NOSPLIT, $0-48
 	ADD $256, R5, R10
 	ADD $320, R5, R19
 	FMOVQ (R2), F24
-	MOVD $qmatConst16<>(SB), R15
+	MOVD $qmatConst4<>(SB), R15
 	FMOVQ (R15), F22
 	CMP $1, R4
 	BLT acrossOff32x1_done30
@@ -5722,7 +5857,7 @@ TEXT ·acrossOff32x2(SB), NOSPLIT, $0-48
 	FMOVQ (R2), F24
 	ADD R3, R2, R15
 	FMOVQ (R15), F25
-	MOVD $qmatConst16<>(SB), R15
+	MOVD $qmatConst4<>(SB), R15
 	FMOVQ (R15), F22
 	CMP $1, R4
 	BLT acrossOff32x2_done32
@@ -5796,7 +5931,7 @@ TEXT ·acrossOff32x3(SB), NOSPLIT, $0-48
 	FMOVQ (R15), F25
 	ADD R3, R15, R15
 	FMOVQ (R15), F26
-	MOVD $qmatConst16<>(SB), R15
+	MOVD $qmatConst4<>(SB), R15
 	FMOVQ (R15), F22
 	CMP $1, R4
 	BLT acrossOff32x3_done34
@@ -5893,7 +6028,7 @@ TEXT ·acrossOff32x4(SB), NOSPLIT, $0-48
 	FMOVQ (R15), F26
 	ADD R3, R15, R15
 	FMOVQ (R15), F27
-	MOVD $qmatConst16<>(SB), R15
+	MOVD $qmatConst4<>(SB), R15
 	FMOVQ (R15), F22
 	CMP $1, R4
 	BLT acrossOff32x4_done36
@@ -5992,7 +6127,7 @@ TEXT ·pairsOff32x1(SB), NOSPLIT, $0-48
 	MOVD iters+40(FP), R4
 	ADD $512, R5, R10
 	ADD $640, R5, R19
-	MOVD $qmatConst16<>(SB), R15
+	MOVD $qmatConst4<>(SB), R15
 	FMOVQ (R15), F22
 	FLDPQ (R2), (F24, F25)
 	CMP $1, R4
@@ -6048,7 +6183,7 @@ TEXT ·pairsOff32x2(SB), NOSPLIT, $0-48
 	ADD $640, R5, R19
 	ADD $512, R6, R11
 	ADD $640, R6, R20
-	MOVD $qmatConst16<>(SB), R15
+	MOVD $qmatConst4<>(SB), R15
 	FMOVQ (R15), F22
 	FLDPQ (R2), (F24, F25)
 	ADD R3, R2, R15
@@ -6132,7 +6267,7 @@ TEXT ·pairsOff32x3(SB), NOSPLIT, $0-48
 	ADD $640, R6, R20
 	ADD $512, R7, R12
 	ADD $640, R7, R21
-	MOVD $qmatConst16<>(SB), R15
+	MOVD $qmatConst4<>(SB), R15
 	FMOVQ (R15), F22
 	FLDPQ (R2), (F24, F25)
 	ADD R3, R2, R15
@@ -6244,7 +6379,7 @@ TEXT ·pairsOff32x4(SB), NOSPLIT, $0-48
 	ADD $640, R7, R21
 	ADD $512, R8, R13
 	ADD $640, R8, R22
-	MOVD $qmatConst16<>(SB), R15
+	MOVD $qmatConst4<>(SB), R15
 	FMOVQ (R15), F22
 	FLDPQ (R2), (F24, F25)
 	ADD R3, R2, R15
@@ -6373,6 +6508,8 @@ TEXT ·neonMin32x1(SB), NOSPLIT, $0-48
 	ADD $256, R5, R10
 	ADD $320, R5, R19
 	FMOVQ (R2), F24
+	MOVD $qmatConst4<>(SB), R15
+	FMOVQ (R15), F22
 	CMP $1, R4
 	BLT neonMin32x1_done46
 neonMin32x1_loop45:
@@ -6406,7 +6543,8 @@ neonMin32x1_loop45:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -6440,6 +6578,8 @@ TEXT ·neonMin32x2(SB), NOSPLIT, $0-48
 	FMOVQ (R2), F24
 	ADD R3, R2, R15
 	FMOVQ (R15), F25
+	MOVD $qmatConst4<>(SB), R15
+	FMOVQ (R15), F22
 	CMP $1, R4
 	BLT neonMin32x2_done48
 neonMin32x2_loop47:
@@ -6473,7 +6613,8 @@ neonMin32x2_loop47:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -6503,7 +6644,8 @@ neonMin32x2_loop47:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -6547,6 +6689,8 @@ TEXT ·neonMin32x3(SB), NOSPLIT, $0-48
 	FMOVQ (R15), F25
 	ADD R3, R15, R15
 	FMOVQ (R15), F26
+	MOVD $qmatConst4<>(SB), R15
+	FMOVQ (R15), F22
 	CMP $1, R4
 	BLT neonMin32x3_done50
 neonMin32x3_loop49:
@@ -6580,7 +6724,8 @@ neonMin32x3_loop49:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -6610,7 +6755,8 @@ neonMin32x3_loop49:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -6640,7 +6786,8 @@ neonMin32x3_loop49:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R12), F17
 	WORD $0x4f91121a // fmla v26.4s, v16.4s, v17.s[0]
@@ -6694,6 +6841,8 @@ TEXT ·neonMin32x4(SB), NOSPLIT, $0-48
 	FMOVQ (R15), F26
 	ADD R3, R15, R15
 	FMOVQ (R15), F27
+	MOVD $qmatConst4<>(SB), R15
+	FMOVQ (R15), F22
 	CMP $1, R4
 	BLT neonMin32x4_done52
 neonMin32x4_loop51:
@@ -6727,7 +6876,8 @@ neonMin32x4_loop51:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -6757,7 +6907,8 @@ neonMin32x4_loop51:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -6787,7 +6938,8 @@ neonMin32x4_loop51:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R12), F17
 	WORD $0x4f91121a // fmla v26.4s, v16.4s, v17.s[0]
@@ -6817,7 +6969,8 @@ neonMin32x4_loop51:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R13), F17
 	WORD $0x4f91121b // fmla v27.4s, v16.4s, v17.s[0]
@@ -6861,6 +7014,10 @@ TEXT ·rowsMin32x1(SB), NOSPLIT, $0-48
 	ADD $256, R5, R10
 	ADD $320, R5, R19
 	FMOVQ (R2), F24
+	MOVD $qmatConst4<>(SB), R15
+	FMOVQ (R15), F22
+	MOVD $qmatConst17<>(SB), R15
+	FMOVQ (R15), F23
 	CMP $1, R4
 	BLT rowsMin32x1_done54
 rowsMin32x1_loop53:
@@ -6871,22 +7028,22 @@ rowsMin32x1_loop53:
 	FLDPQ 512(R0), (F4, F5)
 	FLDPQ 768(R0), (F6, F7)
 	FLDPQ (R5), (F8, F9)
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
 	WORD $0x4e899430 // sdot v16.4s, v1.16b, v9.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889451 // sdot v17.4s, v2.16b, v8.16b
 	WORD $0x4e899471 // sdot v17.4s, v3.16b, v9.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889492 // sdot v18.4s, v4.16b, v8.16b
 	WORD $0x4e8994b2 // sdot v18.4s, v5.16b, v9.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e8894d3 // sdot v19.4s, v6.16b, v8.16b
 	WORD $0x4e8994f3 // sdot v19.4s, v7.16b, v9.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -6920,6 +7077,10 @@ TEXT ·rowsMin32x2(SB), NOSPLIT, $0-48
 	FMOVQ (R2), F24
 	ADD R3, R2, R15
 	FMOVQ (R15), F25
+	MOVD $qmatConst4<>(SB), R15
+	FMOVQ (R15), F22
+	MOVD $qmatConst17<>(SB), R15
+	FMOVQ (R15), F23
 	CMP $1, R4
 	BLT rowsMin32x2_done56
 rowsMin32x2_loop55:
@@ -6930,44 +7091,44 @@ rowsMin32x2_loop55:
 	FLDPQ 512(R0), (F4, F5)
 	FLDPQ 768(R0), (F6, F7)
 	FLDPQ (R5), (F8, F9)
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
 	WORD $0x4e899430 // sdot v16.4s, v1.16b, v9.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889451 // sdot v17.4s, v2.16b, v8.16b
 	WORD $0x4e899471 // sdot v17.4s, v3.16b, v9.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889492 // sdot v18.4s, v4.16b, v8.16b
 	WORD $0x4e8994b2 // sdot v18.4s, v5.16b, v9.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e8894d3 // sdot v19.4s, v6.16b, v8.16b
 	WORD $0x4e8994f3 // sdot v19.4s, v7.16b, v9.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
 	FMOVS (R19), F17
 	WORD $0x4f9112b8 // fmla v24.4s, v21.4s, v17.s[0]
 	FLDPQ (R6), (F8, F9)
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
 	WORD $0x4e899430 // sdot v16.4s, v1.16b, v9.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889451 // sdot v17.4s, v2.16b, v8.16b
 	WORD $0x4e899471 // sdot v17.4s, v3.16b, v9.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889492 // sdot v18.4s, v4.16b, v8.16b
 	WORD $0x4e8994b2 // sdot v18.4s, v5.16b, v9.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e8894d3 // sdot v19.4s, v6.16b, v8.16b
 	WORD $0x4e8994f3 // sdot v19.4s, v7.16b, v9.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -7001,7 +7162,7 @@ TEXT ·acrossMin32x1(SB), NOSPLIT, $0-48
 	ADD $256, R5, R10
 	ADD $320, R5, R19
 	FMOVQ (R2), F24
-	MOVD $qmatConst16<>(SB), R15
+	MOVD $qmatConst4<>(SB), R15
 	FMOVQ (R15), F22
 	CMP $1, R4
 	BLT acrossMin32x1_done58
@@ -7056,7 +7217,7 @@ TEXT ·acrossMin32x2(SB), NOSPLIT, $0-48
 	FMOVQ (R2), F24
 	ADD R3, R2, R15
 	FMOVQ (R15), F25
-	MOVD $qmatConst16<>(SB), R15
+	MOVD $qmatConst4<>(SB), R15
 	FMOVQ (R15), F22
 	CMP $1, R4
 	BLT acrossMin32x2_done60
@@ -7137,7 +7298,7 @@ TEXT ·acrossMin32x3(SB), NOSPLIT, $0-48
 	FMOVQ (R15), F25
 	ADD R3, R15, R15
 	FMOVQ (R15), F26
-	MOVD $qmatConst16<>(SB), R15
+	MOVD $qmatConst4<>(SB), R15
 	FMOVQ (R15), F22
 	CMP $1, R4
 	BLT acrossMin32x3_done62
@@ -7244,7 +7405,7 @@ TEXT ·acrossMin32x4(SB), NOSPLIT, $0-48
 	FMOVQ (R15), F26
 	ADD R3, R15, R15
 	FMOVQ (R15), F27
-	MOVD $qmatConst16<>(SB), R15
+	MOVD $qmatConst4<>(SB), R15
 	FMOVQ (R15), F22
 	CMP $1, R4
 	BLT acrossMin32x4_done64
@@ -7356,7 +7517,7 @@ TEXT ·pairsMin32x1(SB), NOSPLIT, $0-48
 	MOVD iters+40(FP), R4
 	ADD $512, R5, R10
 	ADD $640, R5, R19
-	MOVD $qmatConst16<>(SB), R15
+	MOVD $qmatConst4<>(SB), R15
 	FMOVQ (R15), F22
 	FLDPQ (R2), (F24, F25)
 	CMP $1, R4
@@ -7419,7 +7580,7 @@ TEXT ·pairsMin32x2(SB), NOSPLIT, $0-48
 	ADD $640, R5, R19
 	ADD $512, R6, R11
 	ADD $640, R6, R20
-	MOVD $qmatConst16<>(SB), R15
+	MOVD $qmatConst4<>(SB), R15
 	FMOVQ (R15), F22
 	FLDPQ (R2), (F24, F25)
 	ADD R3, R2, R15
@@ -7514,7 +7675,7 @@ TEXT ·pairsMin32x3(SB), NOSPLIT, $0-48
 	ADD $640, R6, R20
 	ADD $512, R7, R12
 	ADD $640, R7, R21
-	MOVD $qmatConst16<>(SB), R15
+	MOVD $qmatConst4<>(SB), R15
 	FMOVQ (R15), F22
 	FLDPQ (R2), (F24, F25)
 	ADD R3, R2, R15
@@ -7641,7 +7802,7 @@ TEXT ·pairsMin32x4(SB), NOSPLIT, $0-48
 	ADD $640, R7, R21
 	ADD $512, R8, R13
 	ADD $640, R8, R22
-	MOVD $qmatConst16<>(SB), R15
+	MOVD $qmatConst4<>(SB), R15
 	FMOVQ (R15), F22
 	FLDPQ (R2), (F24, F25)
 	ADD R3, R2, R15
@@ -7789,6 +7950,8 @@ TEXT ·neonOff16x1(SB), NOSPLIT, $0-48
 	ADD $256, R5, R10
 	ADD $416, R5, R19
 	FMOVQ (R2), F24
+	MOVD $qmatConst4<>(SB), R15
+	FMOVQ (R15), F22
 	CMP $1, R4
 	BLT neonOff16x1_done74
 neonOff16x1_loop73:
@@ -7813,7 +7976,8 @@ neonOff16x1_loop73:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -7838,7 +8002,8 @@ neonOff16x1_loop73:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -7863,7 +8028,8 @@ neonOff16x1_loop73:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -7888,7 +8054,8 @@ neonOff16x1_loop73:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -7913,7 +8080,8 @@ neonOff16x1_loop73:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -7938,7 +8106,8 @@ neonOff16x1_loop73:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -7963,7 +8132,8 @@ neonOff16x1_loop73:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -7988,7 +8158,8 @@ neonOff16x1_loop73:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -8019,6 +8190,8 @@ TEXT ·neonOff16x2(SB), NOSPLIT, $0-48
 	FMOVQ (R2), F24
 	ADD R3, R2, R15
 	FMOVQ (R15), F25
+	MOVD $qmatConst4<>(SB), R15
+	FMOVQ (R15), F22
 	CMP $1, R4
 	BLT neonOff16x2_done76
 neonOff16x2_loop75:
@@ -8043,7 +8216,8 @@ neonOff16x2_loop75:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -8063,7 +8237,8 @@ neonOff16x2_loop75:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -8088,7 +8263,8 @@ neonOff16x2_loop75:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -8108,7 +8284,8 @@ neonOff16x2_loop75:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -8133,7 +8310,8 @@ neonOff16x2_loop75:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -8153,7 +8331,8 @@ neonOff16x2_loop75:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -8178,7 +8357,8 @@ neonOff16x2_loop75:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -8198,7 +8378,8 @@ neonOff16x2_loop75:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -8223,7 +8404,8 @@ neonOff16x2_loop75:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -8243,7 +8425,8 @@ neonOff16x2_loop75:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -8268,7 +8451,8 @@ neonOff16x2_loop75:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -8288,7 +8472,8 @@ neonOff16x2_loop75:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -8313,7 +8498,8 @@ neonOff16x2_loop75:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -8333,7 +8519,8 @@ neonOff16x2_loop75:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -8358,7 +8545,8 @@ neonOff16x2_loop75:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -8378,7 +8566,8 @@ neonOff16x2_loop75:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -8418,6 +8607,8 @@ TEXT ·neonOff16x3(SB), NOSPLIT, $0-48
 	FMOVQ (R15), F25
 	ADD R3, R15, R15
 	FMOVQ (R15), F26
+	MOVD $qmatConst4<>(SB), R15
+	FMOVQ (R15), F22
 	CMP $1, R4
 	BLT neonOff16x3_done78
 neonOff16x3_loop77:
@@ -8442,7 +8633,8 @@ neonOff16x3_loop77:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -8462,7 +8654,8 @@ neonOff16x3_loop77:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -8482,7 +8675,8 @@ neonOff16x3_loop77:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R12), F17
 	WORD $0x4f91121a // fmla v26.4s, v16.4s, v17.s[0]
@@ -8507,7 +8701,8 @@ neonOff16x3_loop77:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -8527,7 +8722,8 @@ neonOff16x3_loop77:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -8547,7 +8743,8 @@ neonOff16x3_loop77:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R12), F17
 	WORD $0x4f91121a // fmla v26.4s, v16.4s, v17.s[0]
@@ -8572,7 +8769,8 @@ neonOff16x3_loop77:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -8592,7 +8790,8 @@ neonOff16x3_loop77:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -8612,7 +8811,8 @@ neonOff16x3_loop77:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R12), F17
 	WORD $0x4f91121a // fmla v26.4s, v16.4s, v17.s[0]
@@ -8637,7 +8837,8 @@ neonOff16x3_loop77:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -8657,7 +8858,8 @@ neonOff16x3_loop77:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -8677,7 +8879,8 @@ neonOff16x3_loop77:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R12), F17
 	WORD $0x4f91121a // fmla v26.4s, v16.4s, v17.s[0]
@@ -8702,7 +8905,8 @@ neonOff16x3_loop77:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -8722,7 +8926,8 @@ neonOff16x3_loop77:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -8742,7 +8947,8 @@ neonOff16x3_loop77:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R12), F17
 	WORD $0x4f91121a // fmla v26.4s, v16.4s, v17.s[0]
@@ -8767,7 +8973,8 @@ neonOff16x3_loop77:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -8787,7 +8994,8 @@ neonOff16x3_loop77:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -8807,7 +9015,8 @@ neonOff16x3_loop77:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R12), F17
 	WORD $0x4f91121a // fmla v26.4s, v16.4s, v17.s[0]
@@ -8832,7 +9041,8 @@ neonOff16x3_loop77:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -8852,7 +9062,8 @@ neonOff16x3_loop77:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -8872,7 +9083,8 @@ neonOff16x3_loop77:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R12), F17
 	WORD $0x4f91121a // fmla v26.4s, v16.4s, v17.s[0]
@@ -8897,7 +9109,8 @@ neonOff16x3_loop77:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -8917,7 +9130,8 @@ neonOff16x3_loop77:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -8937,7 +9151,8 @@ neonOff16x3_loop77:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R12), F17
 	WORD $0x4f91121a // fmla v26.4s, v16.4s, v17.s[0]
@@ -8986,6 +9201,8 @@ TEXT ·neonOff16x4(SB), NOSPLIT, $0-48
 	FMOVQ (R15), F26
 	ADD R3, R15, R15
 	FMOVQ (R15), F27
+	MOVD $qmatConst4<>(SB), R15
+	FMOVQ (R15), F22
 	CMP $1, R4
 	BLT neonOff16x4_done80
 neonOff16x4_loop79:
@@ -9010,7 +9227,8 @@ neonOff16x4_loop79:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -9030,7 +9248,8 @@ neonOff16x4_loop79:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -9050,7 +9269,8 @@ neonOff16x4_loop79:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R12), F17
 	WORD $0x4f91121a // fmla v26.4s, v16.4s, v17.s[0]
@@ -9070,7 +9290,8 @@ neonOff16x4_loop79:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R13), F17
 	WORD $0x4f91121b // fmla v27.4s, v16.4s, v17.s[0]
@@ -9095,7 +9316,8 @@ neonOff16x4_loop79:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -9115,7 +9337,8 @@ neonOff16x4_loop79:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -9135,7 +9358,8 @@ neonOff16x4_loop79:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R12), F17
 	WORD $0x4f91121a // fmla v26.4s, v16.4s, v17.s[0]
@@ -9155,7 +9379,8 @@ neonOff16x4_loop79:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R13), F17
 	WORD $0x4f91121b // fmla v27.4s, v16.4s, v17.s[0]
@@ -9180,7 +9405,8 @@ neonOff16x4_loop79:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -9200,7 +9426,8 @@ neonOff16x4_loop79:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -9220,7 +9447,8 @@ neonOff16x4_loop79:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R12), F17
 	WORD $0x4f91121a // fmla v26.4s, v16.4s, v17.s[0]
@@ -9240,7 +9468,8 @@ neonOff16x4_loop79:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R13), F17
 	WORD $0x4f91121b // fmla v27.4s, v16.4s, v17.s[0]
@@ -9265,7 +9494,8 @@ neonOff16x4_loop79:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -9285,7 +9515,8 @@ neonOff16x4_loop79:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -9305,7 +9536,8 @@ neonOff16x4_loop79:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R12), F17
 	WORD $0x4f91121a // fmla v26.4s, v16.4s, v17.s[0]
@@ -9325,7 +9557,8 @@ neonOff16x4_loop79:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R13), F17
 	WORD $0x4f91121b // fmla v27.4s, v16.4s, v17.s[0]
@@ -9350,7 +9583,8 @@ neonOff16x4_loop79:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -9370,7 +9604,8 @@ neonOff16x4_loop79:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -9390,7 +9625,8 @@ neonOff16x4_loop79:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R12), F17
 	WORD $0x4f91121a // fmla v26.4s, v16.4s, v17.s[0]
@@ -9410,7 +9646,8 @@ neonOff16x4_loop79:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R13), F17
 	WORD $0x4f91121b // fmla v27.4s, v16.4s, v17.s[0]
@@ -9435,7 +9672,8 @@ neonOff16x4_loop79:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -9455,7 +9693,8 @@ neonOff16x4_loop79:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -9475,7 +9714,8 @@ neonOff16x4_loop79:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R12), F17
 	WORD $0x4f91121a // fmla v26.4s, v16.4s, v17.s[0]
@@ -9495,7 +9735,8 @@ neonOff16x4_loop79:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R13), F17
 	WORD $0x4f91121b // fmla v27.4s, v16.4s, v17.s[0]
@@ -9520,7 +9761,8 @@ neonOff16x4_loop79:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -9540,7 +9782,8 @@ neonOff16x4_loop79:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -9560,7 +9803,8 @@ neonOff16x4_loop79:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R12), F17
 	WORD $0x4f91121a // fmla v26.4s, v16.4s, v17.s[0]
@@ -9580,7 +9824,8 @@ neonOff16x4_loop79:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R13), F17
 	WORD $0x4f91121b // fmla v27.4s, v16.4s, v17.s[0]
@@ -9605,7 +9850,8 @@ neonOff16x4_loop79:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -9625,7 +9871,8 @@ neonOff16x4_loop79:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -9645,7 +9892,8 @@ neonOff16x4_loop79:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R12), F17
 	WORD $0x4f91121a // fmla v26.4s, v16.4s, v17.s[0]
@@ -9665,7 +9913,8 @@ neonOff16x4_loop79:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R13), F17
 	WORD $0x4f91121b // fmla v27.4s, v16.4s, v17.s[0]
@@ -9703,6 +9952,10 @@ TEXT ·rowsOff16x1(SB), NOSPLIT, $0-48
 	ADD $256, R5, R10
 	ADD $416, R5, R19
 	FMOVQ (R2), F24
+	MOVD $qmatConst4<>(SB), R15
+	FMOVQ (R15), F22
+	MOVD $qmatConst17<>(SB), R15
+	FMOVQ (R15), F23
 	CMP $1, R4
 	BLT rowsOff16x1_done82
 rowsOff16x1_loop81:
@@ -9712,18 +9965,18 @@ rowsOff16x1_loop81:
 	FMOVQ 512(R0), F2
 	FMOVQ 768(R0), F3
 	FMOVQ (R5), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -9733,18 +9986,18 @@ rowsOff16x1_loop81:
 	FMOVQ 576(R0), F2
 	FMOVQ 832(R0), F3
 	FMOVQ 64(R5), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -9754,18 +10007,18 @@ rowsOff16x1_loop81:
 	FMOVQ 528(R0), F2
 	FMOVQ 784(R0), F3
 	FMOVQ 16(R5), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -9775,18 +10028,18 @@ rowsOff16x1_loop81:
 	FMOVQ 592(R0), F2
 	FMOVQ 848(R0), F3
 	FMOVQ 80(R5), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -9796,18 +10049,18 @@ rowsOff16x1_loop81:
 	FMOVQ 544(R0), F2
 	FMOVQ 800(R0), F3
 	FMOVQ 32(R5), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -9817,18 +10070,18 @@ rowsOff16x1_loop81:
 	FMOVQ 608(R0), F2
 	FMOVQ 864(R0), F3
 	FMOVQ 96(R5), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -9838,18 +10091,18 @@ rowsOff16x1_loop81:
 	FMOVQ 560(R0), F2
 	FMOVQ 816(R0), F3
 	FMOVQ 48(R5), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -9859,18 +10112,18 @@ rowsOff16x1_loop81:
 	FMOVQ 624(R0), F2
 	FMOVQ 880(R0), F3
 	FMOVQ 112(R5), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -9901,6 +10154,10 @@ TEXT ·rowsOff16x2(SB), NOSPLIT, $0-48
 	FMOVQ (R2), F24
 	ADD R3, R2, R15
 	FMOVQ (R15), F25
+	MOVD $qmatConst4<>(SB), R15
+	FMOVQ (R15), F22
+	MOVD $qmatConst17<>(SB), R15
+	FMOVQ (R15), F23
 	CMP $1, R4
 	BLT rowsOff16x2_done84
 rowsOff16x2_loop83:
@@ -9910,34 +10167,34 @@ rowsOff16x2_loop83:
 	FMOVQ 512(R0), F2
 	FMOVQ 768(R0), F3
 	FMOVQ (R5), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
 	FMOVQ (R6), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -9947,34 +10204,34 @@ rowsOff16x2_loop83:
 	FMOVQ 576(R0), F2
 	FMOVQ 832(R0), F3
 	FMOVQ 64(R5), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
 	FMOVQ 64(R6), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -9984,34 +10241,34 @@ rowsOff16x2_loop83:
 	FMOVQ 528(R0), F2
 	FMOVQ 784(R0), F3
 	FMOVQ 16(R5), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
 	FMOVQ 16(R6), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -10021,34 +10278,34 @@ rowsOff16x2_loop83:
 	FMOVQ 592(R0), F2
 	FMOVQ 848(R0), F3
 	FMOVQ 80(R5), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
 	FMOVQ 80(R6), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -10058,34 +10315,34 @@ rowsOff16x2_loop83:
 	FMOVQ 544(R0), F2
 	FMOVQ 800(R0), F3
 	FMOVQ 32(R5), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
 	FMOVQ 32(R6), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -10095,34 +10352,34 @@ rowsOff16x2_loop83:
 	FMOVQ 608(R0), F2
 	FMOVQ 864(R0), F3
 	FMOVQ 96(R5), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
 	FMOVQ 96(R6), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -10132,34 +10389,34 @@ rowsOff16x2_loop83:
 	FMOVQ 560(R0), F2
 	FMOVQ 816(R0), F3
 	FMOVQ 48(R5), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
 	FMOVQ 48(R6), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -10169,34 +10426,34 @@ rowsOff16x2_loop83:
 	FMOVQ 624(R0), F2
 	FMOVQ 880(R0), F3
 	FMOVQ 112(R5), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
 	FMOVQ 112(R6), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -10226,7 +10483,7 @@ TEXT ·acrossOff16x1(SB), NOSPLIT, $0-48
 	ADD $256, R5, R10
 	ADD $416, R5, R19
 	FMOVQ (R2), F24
-	MOVD $qmatConst16<>(SB), R15
+	MOVD $qmatConst4<>(SB), R15
 	FMOVQ (R15), F22
 	CMP $1, R4
 	BLT acrossOff16x1_done86
@@ -10362,7 +10619,7 @@ TEXT ·acrossOff16x2(SB), NOSPLIT, $0-48
 	FMOVQ (R2), F24
 	ADD R3, R2, R15
 	FMOVQ (R15), F25
-	MOVD $qmatConst16<>(SB), R15
+	MOVD $qmatConst4<>(SB), R15
 	FMOVQ (R15), F22
 	CMP $1, R4
 	BLT acrossOff16x2_done88
@@ -10587,7 +10844,7 @@ TEXT ·acrossOff16x3(SB), NOSPLIT, $0-48
 	FMOVQ (R15), F25
 	ADD R3, R15, R15
 	FMOVQ (R15), F26
-	MOVD $qmatConst16<>(SB), R15
+	MOVD $qmatConst4<>(SB), R15
 	FMOVQ (R15), F22
 	CMP $1, R4
 	BLT acrossOff16x3_done90
@@ -10901,7 +11158,7 @@ TEXT ·acrossOff16x4(SB), NOSPLIT, $0-48
 	FMOVQ (R15), F26
 	ADD R3, R15, R15
 	FMOVQ (R15), F27
-	MOVD $qmatConst16<>(SB), R15
+	MOVD $qmatConst4<>(SB), R15
 	FMOVQ (R15), F22
 	CMP $1, R4
 	BLT acrossOff16x4_done92
@@ -11283,7 +11540,7 @@ TEXT ·pairsOff16x1(SB), NOSPLIT, $0-48
 	MOVD iters+40(FP), R4
 	ADD $512, R5, R10
 	ADD $640, R5, R19
-	MOVD $qmatConst16<>(SB), R15
+	MOVD $qmatConst4<>(SB), R15
 	FMOVQ (R15), F22
 	FLDPQ (R2), (F24, F25)
 	CMP $1, R4
@@ -11465,7 +11722,7 @@ TEXT ·pairsOff16x2(SB), NOSPLIT, $0-48
 	ADD $640, R5, R19
 	ADD $512, R6, R11
 	ADD $640, R6, R20
-	MOVD $qmatConst16<>(SB), R15
+	MOVD $qmatConst4<>(SB), R15
 	FMOVQ (R15), F22
 	FLDPQ (R2), (F24, F25)
 	ADD R3, R2, R15
@@ -11768,7 +12025,7 @@ TEXT ·pairsOff16x3(SB), NOSPLIT, $0-48
 	ADD $640, R6, R20
 	ADD $512, R7, R12
 	ADD $640, R7, R21
-	MOVD $qmatConst16<>(SB), R15
+	MOVD $qmatConst4<>(SB), R15
 	FMOVQ (R15), F22
 	FLDPQ (R2), (F24, F25)
 	ADD R3, R2, R15
@@ -12192,7 +12449,7 @@ TEXT ·pairsOff16x4(SB), NOSPLIT, $0-48
 	ADD $640, R7, R21
 	ADD $512, R8, R13
 	ADD $640, R8, R22
-	MOVD $qmatConst16<>(SB), R15
+	MOVD $qmatConst4<>(SB), R15
 	FMOVQ (R15), F22
 	FLDPQ (R2), (F24, F25)
 	ADD R3, R2, R15
@@ -12726,6 +12983,8 @@ TEXT ·neonMin16x1(SB), NOSPLIT, $0-48
 	ADD $256, R5, R10
 	ADD $416, R5, R19
 	FMOVQ (R2), F24
+	MOVD $qmatConst4<>(SB), R15
+	FMOVQ (R15), F22
 	CMP $1, R4
 	BLT neonMin16x1_done102
 neonMin16x1_loop101:
@@ -12751,7 +13010,8 @@ neonMin16x1_loop101:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -12779,7 +13039,8 @@ neonMin16x1_loop101:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -12807,7 +13068,8 @@ neonMin16x1_loop101:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -12835,7 +13097,8 @@ neonMin16x1_loop101:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -12863,7 +13126,8 @@ neonMin16x1_loop101:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -12891,7 +13155,8 @@ neonMin16x1_loop101:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -12919,7 +13184,8 @@ neonMin16x1_loop101:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -12947,7 +13213,8 @@ neonMin16x1_loop101:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -12981,6 +13248,8 @@ TEXT ·neonMin16x2(SB), NOSPLIT, $0-48
 	FMOVQ (R2), F24
 	ADD R3, R2, R15
 	FMOVQ (R15), F25
+	MOVD $qmatConst4<>(SB), R15
+	FMOVQ (R15), F22
 	CMP $1, R4
 	BLT neonMin16x2_done104
 neonMin16x2_loop103:
@@ -13006,7 +13275,8 @@ neonMin16x2_loop103:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -13028,7 +13298,8 @@ neonMin16x2_loop103:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -13056,7 +13327,8 @@ neonMin16x2_loop103:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -13078,7 +13350,8 @@ neonMin16x2_loop103:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -13106,7 +13379,8 @@ neonMin16x2_loop103:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -13128,7 +13402,8 @@ neonMin16x2_loop103:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -13156,7 +13431,8 @@ neonMin16x2_loop103:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -13178,7 +13454,8 @@ neonMin16x2_loop103:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -13206,7 +13483,8 @@ neonMin16x2_loop103:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -13228,7 +13506,8 @@ neonMin16x2_loop103:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -13256,7 +13535,8 @@ neonMin16x2_loop103:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -13278,7 +13558,8 @@ neonMin16x2_loop103:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -13306,7 +13587,8 @@ neonMin16x2_loop103:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -13328,7 +13610,8 @@ neonMin16x2_loop103:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -13356,7 +13639,8 @@ neonMin16x2_loop103:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -13378,7 +13662,8 @@ neonMin16x2_loop103:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -13422,6 +13707,8 @@ TEXT ·neonMin16x3(SB), NOSPLIT, $0-48
 	FMOVQ (R15), F25
 	ADD R3, R15, R15
 	FMOVQ (R15), F26
+	MOVD $qmatConst4<>(SB), R15
+	FMOVQ (R15), F22
 	CMP $1, R4
 	BLT neonMin16x3_done106
 neonMin16x3_loop105:
@@ -13447,7 +13734,8 @@ neonMin16x3_loop105:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -13469,7 +13757,8 @@ neonMin16x3_loop105:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -13491,7 +13780,8 @@ neonMin16x3_loop105:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R12), F17
 	WORD $0x4f91121a // fmla v26.4s, v16.4s, v17.s[0]
@@ -13519,7 +13809,8 @@ neonMin16x3_loop105:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -13541,7 +13832,8 @@ neonMin16x3_loop105:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -13563,7 +13855,8 @@ neonMin16x3_loop105:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R12), F17
 	WORD $0x4f91121a // fmla v26.4s, v16.4s, v17.s[0]
@@ -13591,7 +13884,8 @@ neonMin16x3_loop105:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -13613,7 +13907,8 @@ neonMin16x3_loop105:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -13635,7 +13930,8 @@ neonMin16x3_loop105:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R12), F17
 	WORD $0x4f91121a // fmla v26.4s, v16.4s, v17.s[0]
@@ -13663,7 +13959,8 @@ neonMin16x3_loop105:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -13685,7 +13982,8 @@ neonMin16x3_loop105:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -13707,7 +14005,8 @@ neonMin16x3_loop105:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R12), F17
 	WORD $0x4f91121a // fmla v26.4s, v16.4s, v17.s[0]
@@ -13735,7 +14034,8 @@ neonMin16x3_loop105:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -13757,7 +14057,8 @@ neonMin16x3_loop105:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -13779,7 +14080,8 @@ neonMin16x3_loop105:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R12), F17
 	WORD $0x4f91121a // fmla v26.4s, v16.4s, v17.s[0]
@@ -13807,7 +14109,8 @@ neonMin16x3_loop105:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -13829,7 +14132,8 @@ neonMin16x3_loop105:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -13851,7 +14155,8 @@ neonMin16x3_loop105:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R12), F17
 	WORD $0x4f91121a // fmla v26.4s, v16.4s, v17.s[0]
@@ -13879,7 +14184,8 @@ neonMin16x3_loop105:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -13901,7 +14207,8 @@ neonMin16x3_loop105:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -13923,7 +14230,8 @@ neonMin16x3_loop105:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R12), F17
 	WORD $0x4f91121a // fmla v26.4s, v16.4s, v17.s[0]
@@ -13951,7 +14259,8 @@ neonMin16x3_loop105:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -13973,7 +14282,8 @@ neonMin16x3_loop105:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -13995,7 +14305,8 @@ neonMin16x3_loop105:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R12), F17
 	WORD $0x4f91121a // fmla v26.4s, v16.4s, v17.s[0]
@@ -14049,6 +14360,8 @@ TEXT ·neonMin16x4(SB), NOSPLIT, $0-48
 	FMOVQ (R15), F26
 	ADD R3, R15, R15
 	FMOVQ (R15), F27
+	MOVD $qmatConst4<>(SB), R15
+	FMOVQ (R15), F22
 	CMP $1, R4
 	BLT neonMin16x4_done108
 neonMin16x4_loop107:
@@ -14074,7 +14387,8 @@ neonMin16x4_loop107:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -14096,7 +14410,8 @@ neonMin16x4_loop107:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -14118,7 +14433,8 @@ neonMin16x4_loop107:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R12), F17
 	WORD $0x4f91121a // fmla v26.4s, v16.4s, v17.s[0]
@@ -14140,7 +14456,8 @@ neonMin16x4_loop107:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R13), F17
 	WORD $0x4f91121b // fmla v27.4s, v16.4s, v17.s[0]
@@ -14168,7 +14485,8 @@ neonMin16x4_loop107:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -14190,7 +14508,8 @@ neonMin16x4_loop107:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -14212,7 +14531,8 @@ neonMin16x4_loop107:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R12), F17
 	WORD $0x4f91121a // fmla v26.4s, v16.4s, v17.s[0]
@@ -14234,7 +14554,8 @@ neonMin16x4_loop107:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R13), F17
 	WORD $0x4f91121b // fmla v27.4s, v16.4s, v17.s[0]
@@ -14262,7 +14583,8 @@ neonMin16x4_loop107:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -14284,7 +14606,8 @@ neonMin16x4_loop107:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -14306,7 +14629,8 @@ neonMin16x4_loop107:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R12), F17
 	WORD $0x4f91121a // fmla v26.4s, v16.4s, v17.s[0]
@@ -14328,7 +14652,8 @@ neonMin16x4_loop107:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R13), F17
 	WORD $0x4f91121b // fmla v27.4s, v16.4s, v17.s[0]
@@ -14356,7 +14681,8 @@ neonMin16x4_loop107:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -14378,7 +14704,8 @@ neonMin16x4_loop107:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -14400,7 +14727,8 @@ neonMin16x4_loop107:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R12), F17
 	WORD $0x4f91121a // fmla v26.4s, v16.4s, v17.s[0]
@@ -14422,7 +14750,8 @@ neonMin16x4_loop107:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R13), F17
 	WORD $0x4f91121b // fmla v27.4s, v16.4s, v17.s[0]
@@ -14450,7 +14779,8 @@ neonMin16x4_loop107:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -14472,7 +14802,8 @@ neonMin16x4_loop107:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -14494,7 +14825,8 @@ neonMin16x4_loop107:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R12), F17
 	WORD $0x4f91121a // fmla v26.4s, v16.4s, v17.s[0]
@@ -14516,7 +14848,8 @@ neonMin16x4_loop107:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R13), F17
 	WORD $0x4f91121b // fmla v27.4s, v16.4s, v17.s[0]
@@ -14544,7 +14877,8 @@ neonMin16x4_loop107:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -14566,7 +14900,8 @@ neonMin16x4_loop107:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -14588,7 +14923,8 @@ neonMin16x4_loop107:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R12), F17
 	WORD $0x4f91121a // fmla v26.4s, v16.4s, v17.s[0]
@@ -14610,7 +14946,8 @@ neonMin16x4_loop107:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R13), F17
 	WORD $0x4f91121b // fmla v27.4s, v16.4s, v17.s[0]
@@ -14638,7 +14975,8 @@ neonMin16x4_loop107:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -14660,7 +14998,8 @@ neonMin16x4_loop107:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -14682,7 +15021,8 @@ neonMin16x4_loop107:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R12), F17
 	WORD $0x4f91121a // fmla v26.4s, v16.4s, v17.s[0]
@@ -14704,7 +15044,8 @@ neonMin16x4_loop107:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R13), F17
 	WORD $0x4f91121b // fmla v27.4s, v16.4s, v17.s[0]
@@ -14732,7 +15073,8 @@ neonMin16x4_loop107:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -14754,7 +15096,8 @@ neonMin16x4_loop107:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -14776,7 +15119,8 @@ neonMin16x4_loop107:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R12), F17
 	WORD $0x4f91121a // fmla v26.4s, v16.4s, v17.s[0]
@@ -14798,7 +15142,8 @@ neonMin16x4_loop107:
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	VADD V22.S4, V16.S4, V16.S4
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R13), F17
 	WORD $0x4f91121b // fmla v27.4s, v16.4s, v17.s[0]
@@ -14842,6 +15187,10 @@ TEXT ·rowsMin16x1(SB), NOSPLIT, $0-48
 	ADD $256, R5, R10
 	ADD $416, R5, R19
 	FMOVQ (R2), F24
+	MOVD $qmatConst4<>(SB), R15
+	FMOVQ (R15), F22
+	MOVD $qmatConst17<>(SB), R15
+	FMOVQ (R15), F23
 	CMP $1, R4
 	BLT rowsMin16x1_done110
 rowsMin16x1_loop109:
@@ -14852,18 +15201,18 @@ rowsMin16x1_loop109:
 	FMOVQ 512(R0), F2
 	FMOVQ 768(R0), F3
 	FMOVQ (R5), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -14876,18 +15225,18 @@ rowsMin16x1_loop109:
 	FMOVQ 576(R0), F2
 	FMOVQ 832(R0), F3
 	FMOVQ 64(R5), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -14900,18 +15249,18 @@ rowsMin16x1_loop109:
 	FMOVQ 528(R0), F2
 	FMOVQ 784(R0), F3
 	FMOVQ 16(R5), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -14924,18 +15273,18 @@ rowsMin16x1_loop109:
 	FMOVQ 592(R0), F2
 	FMOVQ 848(R0), F3
 	FMOVQ 80(R5), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -14948,18 +15297,18 @@ rowsMin16x1_loop109:
 	FMOVQ 544(R0), F2
 	FMOVQ 800(R0), F3
 	FMOVQ 32(R5), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -14972,18 +15321,18 @@ rowsMin16x1_loop109:
 	FMOVQ 608(R0), F2
 	FMOVQ 864(R0), F3
 	FMOVQ 96(R5), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -14996,18 +15345,18 @@ rowsMin16x1_loop109:
 	FMOVQ 560(R0), F2
 	FMOVQ 816(R0), F3
 	FMOVQ 48(R5), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -15020,18 +15369,18 @@ rowsMin16x1_loop109:
 	FMOVQ 624(R0), F2
 	FMOVQ 880(R0), F3
 	FMOVQ 112(R5), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
@@ -15065,6 +15414,10 @@ TEXT ·rowsMin16x2(SB), NOSPLIT, $0-48
 	FMOVQ (R2), F24
 	ADD R3, R2, R15
 	FMOVQ (R15), F25
+	MOVD $qmatConst4<>(SB), R15
+	FMOVQ (R15), F22
+	MOVD $qmatConst17<>(SB), R15
+	FMOVQ (R15), F23
 	CMP $1, R4
 	BLT rowsMin16x2_done112
 rowsMin16x2_loop111:
@@ -15075,36 +15428,36 @@ rowsMin16x2_loop111:
 	FMOVQ 512(R0), F2
 	FMOVQ 768(R0), F3
 	FMOVQ (R5), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
 	FMOVS (R19), F17
 	WORD $0x4f9112b8 // fmla v24.4s, v21.4s, v17.s[0]
 	FMOVQ (R6), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -15117,36 +15470,36 @@ rowsMin16x2_loop111:
 	FMOVQ 576(R0), F2
 	FMOVQ 832(R0), F3
 	FMOVQ 64(R5), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
 	FMOVS 16(R19), F17
 	WORD $0x4f9112b8 // fmla v24.4s, v21.4s, v17.s[0]
 	FMOVQ 64(R6), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -15159,36 +15512,36 @@ rowsMin16x2_loop111:
 	FMOVQ 528(R0), F2
 	FMOVQ 784(R0), F3
 	FMOVQ 16(R5), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
 	FMOVS 4(R19), F17
 	WORD $0x4f9112b8 // fmla v24.4s, v21.4s, v17.s[0]
 	FMOVQ 16(R6), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS (R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -15201,36 +15554,36 @@ rowsMin16x2_loop111:
 	FMOVQ 592(R0), F2
 	FMOVQ 848(R0), F3
 	FMOVQ 80(R5), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
 	FMOVS 20(R19), F17
 	WORD $0x4f9112b8 // fmla v24.4s, v21.4s, v17.s[0]
 	FMOVQ 80(R6), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 8(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -15243,36 +15596,36 @@ rowsMin16x2_loop111:
 	FMOVQ 544(R0), F2
 	FMOVQ 800(R0), F3
 	FMOVQ 32(R5), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
 	FMOVS 8(R19), F17
 	WORD $0x4f9112b8 // fmla v24.4s, v21.4s, v17.s[0]
 	FMOVQ 32(R6), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -15285,36 +15638,36 @@ rowsMin16x2_loop111:
 	FMOVQ 608(R0), F2
 	FMOVQ 864(R0), F3
 	FMOVQ 96(R5), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
 	FMOVS 24(R19), F17
 	WORD $0x4f9112b8 // fmla v24.4s, v21.4s, v17.s[0]
 	FMOVQ 96(R6), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -15327,36 +15680,36 @@ rowsMin16x2_loop111:
 	FMOVQ 560(R0), F2
 	FMOVQ 816(R0), F3
 	FMOVQ 48(R5), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
 	FMOVS 12(R19), F17
 	WORD $0x4f9112b8 // fmla v24.4s, v21.4s, v17.s[0]
 	FMOVQ 48(R6), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 4(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -15369,36 +15722,36 @@ rowsMin16x2_loop111:
 	FMOVQ 624(R0), F2
 	FMOVQ 880(R0), F3
 	FMOVQ 112(R5), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R10), F17
 	WORD $0x4f911218 // fmla v24.4s, v16.4s, v17.s[0]
 	FMOVS 28(R19), F17
 	WORD $0x4f9112b8 // fmla v24.4s, v21.4s, v17.s[0]
 	FMOVQ 112(R6), F8
-	VMOVI $0, V16.B16
+	VMOV V23.B16, V16.B16
 	WORD $0x4e889410 // sdot v16.4s, v0.16b, v8.16b
-	VMOVI $0, V17.B16
+	VMOV V23.B16, V17.B16
 	WORD $0x4e889431 // sdot v17.4s, v1.16b, v8.16b
-	VMOVI $0, V18.B16
+	VMOV V23.B16, V18.B16
 	WORD $0x4e889452 // sdot v18.4s, v2.16b, v8.16b
-	VMOVI $0, V19.B16
+	VMOV V23.B16, V19.B16
 	WORD $0x4e889473 // sdot v19.4s, v3.16b, v8.16b
 	VADDP V17.S4, V16.S4, V16.S4
 	VADDP V19.S4, V18.S4, V18.S4
 	VADDP V18.S4, V16.S4, V16.S4
-	WORD $0x4e21da10 // scvtf v16.4s, v16.4s
+	WORD $0x4eb6d610 // fsub v16.4s, v16.4s, v22.4s
 	WORD $0x6e34de10 // fmul v16.4s, v16.4s, v20.4s
 	FMOVS 12(R11), F17
 	WORD $0x4f911219 // fmla v25.4s, v16.4s, v17.s[0]
@@ -15432,7 +15785,7 @@ TEXT ·acrossMin16x1(SB), NOSPLIT, $0-48
 	ADD $256, R5, R10
 	ADD $416, R5, R19
 	FMOVQ (R2), F24
-	MOVD $qmatConst16<>(SB), R15
+	MOVD $qmatConst4<>(SB), R15
 	FMOVQ (R15), F22
 	CMP $1, R4
 	BLT acrossMin16x1_done114
@@ -15593,7 +15946,7 @@ TEXT ·acrossMin16x2(SB), NOSPLIT, $0-48
 	FMOVQ (R2), F24
 	ADD R3, R2, R15
 	FMOVQ (R15), F25
-	MOVD $qmatConst16<>(SB), R15
+	MOVD $qmatConst4<>(SB), R15
 	FMOVQ (R15), F22
 	CMP $1, R4
 	BLT acrossMin16x2_done116
@@ -15860,7 +16213,7 @@ TEXT ·acrossMin16x3(SB), NOSPLIT, $0-48
 	FMOVQ (R15), F25
 	ADD R3, R15, R15
 	FMOVQ (R15), F26
-	MOVD $qmatConst16<>(SB), R15
+	MOVD $qmatConst4<>(SB), R15
 	FMOVQ (R15), F22
 	CMP $1, R4
 	BLT acrossMin16x3_done118
@@ -16233,7 +16586,7 @@ TEXT ·acrossMin16x4(SB), NOSPLIT, $0-48
 	FMOVQ (R15), F26
 	ADD R3, R15, R15
 	FMOVQ (R15), F27
-	MOVD $qmatConst16<>(SB), R15
+	MOVD $qmatConst4<>(SB), R15
 	FMOVQ (R15), F22
 	CMP $1, R4
 	BLT acrossMin16x4_done120
@@ -16691,7 +17044,7 @@ TEXT ·pairsMin16x1(SB), NOSPLIT, $0-48
 	MOVD iters+40(FP), R4
 	ADD $512, R5, R10
 	ADD $640, R5, R19
-	MOVD $qmatConst16<>(SB), R15
+	MOVD $qmatConst4<>(SB), R15
 	FMOVQ (R15), F22
 	FLDPQ (R2), (F24, F25)
 	CMP $1, R4
@@ -16922,7 +17275,7 @@ TEXT ·pairsMin16x2(SB), NOSPLIT, $0-48
 	ADD $640, R5, R19
 	ADD $512, R6, R11
 	ADD $640, R6, R20
-	MOVD $qmatConst16<>(SB), R15
+	MOVD $qmatConst4<>(SB), R15
 	FMOVQ (R15), F22
 	FLDPQ (R2), (F24, F25)
 	ADD R3, R2, R15
@@ -17299,7 +17652,7 @@ TEXT ·pairsMin16x3(SB), NOSPLIT, $0-48
 	ADD $640, R6, R20
 	ADD $512, R7, R12
 	ADD $640, R7, R21
-	MOVD $qmatConst16<>(SB), R15
+	MOVD $qmatConst4<>(SB), R15
 	FMOVQ (R15), F22
 	FLDPQ (R2), (F24, F25)
 	ADD R3, R2, R15
@@ -17822,7 +18175,7 @@ TEXT ·pairsMin16x4(SB), NOSPLIT, $0-48
 	ADD $640, R7, R21
 	ADD $512, R8, R13
 	ADD $640, R8, R22
-	MOVD $qmatConst16<>(SB), R15
+	MOVD $qmatConst4<>(SB), R15
 	FMOVQ (R15), F22
 	FLDPQ (R2), (F24, F25)
 	ADD R3, R2, R15
@@ -18544,11 +18897,17 @@ fusedQ4Kx1_loop129:
 	VUSHR $4, V3.B16, V19.B16
 	VORR V1.B16, V17.B16, V17.B16
 	VORR V2.B16, V19.B16, V19.B16
+	MOVD $qmatConst4<>(SB), R8
+	FMOVQ (R8), F3
+	MOVD $qmatConst17<>(SB), R8
+	FMOVQ (R8), F9
 	VTBL V28.B16, [V16.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V28.B16, [V18.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
 	FLDPQ 16(R1), (F0, F1)
 	VAND V27.B16, V0.B16, V0.B16
@@ -18562,33 +18921,36 @@ fusedQ4Kx1_loop129:
 	FLDPQ 16(R4), (F10, F11)
 	VAND V27.B16, V10.B16, V10.B16
 	VAND V27.B16, V11.B16, V11.B16
-	FLDPQ (R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ (R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 16(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 320(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
+	FMOVS 256(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 320(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
 	VTBL V29.B16, [V16.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V29.B16, [V18.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
 	FLDPQ 16(R1), (F0, F1)
 	VUSHR $4, V0.B16, V0.B16
@@ -18602,33 +18964,36 @@ fusedQ4Kx1_loop129:
 	FLDPQ 16(R4), (F10, F11)
 	VUSHR $4, V10.B16, V10.B16
 	VUSHR $4, V11.B16, V11.B16
-	FLDPQ 32(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 32(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 48(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 324(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
+	FMOVS 260(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 324(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
 	VTBL V30.B16, [V16.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V30.B16, [V18.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
 	FLDPQ 48(R1), (F0, F1)
 	VAND V27.B16, V0.B16, V0.B16
@@ -18642,33 +19007,36 @@ fusedQ4Kx1_loop129:
 	FLDPQ 48(R4), (F10, F11)
 	VAND V27.B16, V10.B16, V10.B16
 	VAND V27.B16, V11.B16, V11.B16
-	FLDPQ 64(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 64(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 80(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 328(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
+	FMOVS 264(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 328(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
 	VTBL V31.B16, [V16.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V31.B16, [V18.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
 	FLDPQ 48(R1), (F0, F1)
 	VUSHR $4, V0.B16, V0.B16
@@ -18682,33 +19050,36 @@ fusedQ4Kx1_loop129:
 	FLDPQ 48(R4), (F10, F11)
 	VUSHR $4, V10.B16, V10.B16
 	VUSHR $4, V11.B16, V11.B16
-	FLDPQ 96(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 96(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 112(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 332(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
+	FMOVS 268(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 332(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
 	VTBL V28.B16, [V17.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V28.B16, [V19.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
 	FLDPQ 80(R1), (F0, F1)
 	VAND V27.B16, V0.B16, V0.B16
@@ -18722,33 +19093,36 @@ fusedQ4Kx1_loop129:
 	FLDPQ 80(R4), (F10, F11)
 	VAND V27.B16, V10.B16, V10.B16
 	VAND V27.B16, V11.B16, V11.B16
-	FLDPQ 128(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 128(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 144(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 336(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
+	FMOVS 272(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 336(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
 	VTBL V29.B16, [V17.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V29.B16, [V19.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
 	FLDPQ 80(R1), (F0, F1)
 	VUSHR $4, V0.B16, V0.B16
@@ -18762,33 +19136,36 @@ fusedQ4Kx1_loop129:
 	FLDPQ 80(R4), (F10, F11)
 	VUSHR $4, V10.B16, V10.B16
 	VUSHR $4, V11.B16, V11.B16
-	FLDPQ 160(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 160(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 176(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 340(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
+	FMOVS 276(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 340(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
 	VTBL V30.B16, [V17.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V30.B16, [V19.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
 	FLDPQ 112(R1), (F0, F1)
 	VAND V27.B16, V0.B16, V0.B16
@@ -18802,33 +19179,36 @@ fusedQ4Kx1_loop129:
 	FLDPQ 112(R4), (F10, F11)
 	VAND V27.B16, V10.B16, V10.B16
 	VAND V27.B16, V11.B16, V11.B16
-	FLDPQ 192(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 192(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 208(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 344(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
+	FMOVS 280(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 344(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
 	VTBL V31.B16, [V17.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V31.B16, [V19.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
 	FLDPQ 112(R1), (F0, F1)
 	VUSHR $4, V0.B16, V0.B16
@@ -18842,28 +19222,29 @@ fusedQ4Kx1_loop129:
 	FLDPQ 112(R4), (F10, F11)
 	VUSHR $4, V10.B16, V10.B16
 	VUSHR $4, V11.B16, V11.B16
-	FLDPQ 224(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 224(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 240(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 348(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
+	FMOVS 284(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 348(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
 	ADD $144, R1, R1
 	ADD $144, R2, R2
 	ADD $144, R3, R3
@@ -18896,8 +19277,6 @@ TEXT ·fusedQ4KWovenx1(SB), NOSPLIT, $0-64
 	MOVD $qmatConst3<>(SB), R8
 	FMOVQ (R8), F31
 	VMOVI $15, V27.B16
-	MOVD $qmatConst16<>(SB), R8
-	FMOVQ (R8), F25
 	LSR $3, R7, R6
 	CMP $1, R6
 	BLT fusedQ4KWovenx1_done132
@@ -18933,13 +19312,17 @@ fusedQ4KWovenx1_loop131:
 	VUSHR $4, V3.B16, V19.B16
 	VORR V1.B16, V17.B16, V17.B16
 	VORR V2.B16, V19.B16, V19.B16
+	MOVD $qmatConst4<>(SB), R8
+	FMOVQ (R8), F3
 	VTBL V28.B16, [V16.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V28.B16, [V18.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
-	VMOV V25.B16, V4.B16
+	VMOV V3.B16, V4.B16
 	FMOVQ (R10), F8
 	FMOVQ 256(R1), F0
 	VAND V27.B16, V0.B16, V1.B16
@@ -18966,19 +19349,21 @@ fusedQ4KWovenx1_loop131:
 	FMOVQ 704(R1), F0
 	VAND V27.B16, V0.B16, V1.B16
 	WORD $0x4fa8e824 // sdot v4.4s, v1.16b, v8.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 320(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
+	FMOVS 256(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 320(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
 	VTBL V29.B16, [V16.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V29.B16, [V18.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
-	VMOV V25.B16, V4.B16
+	VMOV V3.B16, V4.B16
 	FMOVQ 32(R10), F8
 	FMOVQ 256(R1), F0
 	VUSHR $4, V0.B16, V1.B16
@@ -19005,19 +19390,21 @@ fusedQ4KWovenx1_loop131:
 	FMOVQ 704(R1), F0
 	VUSHR $4, V0.B16, V1.B16
 	WORD $0x4fa8e824 // sdot v4.4s, v1.16b, v8.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 324(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
+	FMOVS 260(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 324(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
 	VTBL V30.B16, [V16.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V30.B16, [V18.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
-	VMOV V25.B16, V4.B16
+	VMOV V3.B16, V4.B16
 	FMOVQ 64(R10), F8
 	FMOVQ 768(R1), F0
 	VAND V27.B16, V0.B16, V1.B16
@@ -19044,19 +19431,21 @@ fusedQ4KWovenx1_loop131:
 	FMOVQ 1216(R1), F0
 	VAND V27.B16, V0.B16, V1.B16
 	WORD $0x4fa8e824 // sdot v4.4s, v1.16b, v8.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 328(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
+	FMOVS 264(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 328(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
 	VTBL V31.B16, [V16.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V31.B16, [V18.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
-	VMOV V25.B16, V4.B16
+	VMOV V3.B16, V4.B16
 	FMOVQ 96(R10), F8
 	FMOVQ 768(R1), F0
 	VUSHR $4, V0.B16, V1.B16
@@ -19083,19 +19472,21 @@ fusedQ4KWovenx1_loop131:
 	FMOVQ 1216(R1), F0
 	VUSHR $4, V0.B16, V1.B16
 	WORD $0x4fa8e824 // sdot v4.4s, v1.16b, v8.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 332(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
+	FMOVS 268(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 332(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
 	VTBL V28.B16, [V17.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V28.B16, [V19.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
-	VMOV V25.B16, V4.B16
+	VMOV V3.B16, V4.B16
 	FMOVQ 128(R10), F8
 	FMOVQ 1280(R1), F0
 	VAND V27.B16, V0.B16, V1.B16
@@ -19122,19 +19513,21 @@ fusedQ4KWovenx1_loop131:
 	FMOVQ 1728(R1), F0
 	VAND V27.B16, V0.B16, V1.B16
 	WORD $0x4fa8e824 // sdot v4.4s, v1.16b, v8.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 336(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
+	FMOVS 272(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 336(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
 	VTBL V29.B16, [V17.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V29.B16, [V19.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
-	VMOV V25.B16, V4.B16
+	VMOV V3.B16, V4.B16
 	FMOVQ 160(R10), F8
 	FMOVQ 1280(R1), F0
 	VUSHR $4, V0.B16, V1.B16
@@ -19161,19 +19554,21 @@ fusedQ4KWovenx1_loop131:
 	FMOVQ 1728(R1), F0
 	VUSHR $4, V0.B16, V1.B16
 	WORD $0x4fa8e824 // sdot v4.4s, v1.16b, v8.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 340(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
+	FMOVS 276(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 340(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
 	VTBL V30.B16, [V17.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V30.B16, [V19.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
-	VMOV V25.B16, V4.B16
+	VMOV V3.B16, V4.B16
 	FMOVQ 192(R10), F8
 	FMOVQ 1792(R1), F0
 	VAND V27.B16, V0.B16, V1.B16
@@ -19200,19 +19595,21 @@ fusedQ4KWovenx1_loop131:
 	FMOVQ 2240(R1), F0
 	VAND V27.B16, V0.B16, V1.B16
 	WORD $0x4fa8e824 // sdot v4.4s, v1.16b, v8.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 344(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
+	FMOVS 280(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 344(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
 	VTBL V31.B16, [V17.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V31.B16, [V19.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
-	VMOV V25.B16, V4.B16
+	VMOV V3.B16, V4.B16
 	FMOVQ 224(R10), F8
 	FMOVQ 1792(R1), F0
 	VUSHR $4, V0.B16, V1.B16
@@ -19239,12 +19636,12 @@ fusedQ4KWovenx1_loop131:
 	FMOVQ 2240(R1), F0
 	VUSHR $4, V0.B16, V1.B16
 	WORD $0x4fa8e824 // sdot v4.4s, v1.16b, v8.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 348(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
+	FMOVS 284(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 348(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
 	ADD $2304, R1, R1
 	ADD R9, R10, R10
 	SUB $1, R6, R6
@@ -19271,18 +19668,19 @@ TEXT ·fusedQ6Kx1(SB), NOSPLIT, $0-64
 	ADD R5, R3, R4
 	ADD R5, R21, R22
 	VMOVI $0, V20.B16
-	MOVD $qmatConst4<>(SB), R8
+	MOVD $qmatConst0<>(SB), R8
 	FMOVQ (R8), F28
-	MOVD $qmatConst5<>(SB), R8
+	MOVD $qmatConst1<>(SB), R8
 	FMOVQ (R8), F29
-	MOVD $qmatConst6<>(SB), R8
+	MOVD $qmatConst2<>(SB), R8
 	FMOVQ (R8), F30
-	MOVD $qmatConst7<>(SB), R8
+	MOVD $qmatConst3<>(SB), R8
 	FMOVQ (R8), F31
 	VMOVI $15, V27.B16
 	VMOVI $48, V26.B16
-	MOVD $qmatConst16<>(SB), R8
-	FMOVQ (R8), F25
+	MOVD $qmatConst18<>(SB), R8
+	FMOVQ (R8), F13
+	VMOVI $128, V15.B16
 	LSR $3, R7, R6
 	CMP $1, R6
 	BLT fusedQ6Kx1_done134
@@ -19307,14 +19705,14 @@ fusedQ6Kx1_loop133:
 	PRFM 128(R22), PLDL2KEEP
 	PRFM 192(R22), PLDL2KEEP
 	ADD $210, R22, R22
-	ADD $208, R1, R8
-	VLD1 (R8), V14.H[0]
-	ADD $208, R2, R8
-	VLD1 (R8), V14.H[1]
-	ADD $208, R3, R8
-	VLD1 (R8), V14.H[2]
-	ADD $208, R4, R8
-	VLD1 (R8), V14.H[3]
+	MOVHU 208(R1), R8
+	MOVHU 208(R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU 208(R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU 208(R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F14
 	WORD $0x0e2179ce // fcvtl v14.4s, v14.4h
 	FMOVQ 192(R1), F0
 	FMOVQ 192(R2), F1
@@ -19328,12 +19726,17 @@ fusedQ6Kx1_loop133:
 	VTRN1 V7.D2, V5.D2, V1.D2
 	VTRN2 V6.D2, V4.D2, V2.D2
 	VTRN2 V7.D2, V5.D2, V3.D2
-	VMOV V0.B16, V16.B16
-	VMOV V1.B16, V17.B16
-	VMOV V2.B16, V18.B16
-	VMOV V3.B16, V19.B16
+	VEOR V15.B16, V0.B16, V16.B16
+	VEOR V15.B16, V1.B16, V17.B16
+	VEOR V15.B16, V2.B16, V18.B16
+	VEOR V15.B16, V3.B16, V19.B16
+	MOVD $qmatConst4<>(SB), R8
+	FMOVQ (R8), F3
+	MOVD $qmatConst17<>(SB), R8
+	FMOVQ (R8), F9
 	VTBL V28.B16, [V16.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ (R1), F24
 	FMOVQ 128(R1), F1
@@ -19349,37 +19752,35 @@ fusedQ6Kx1_loop133:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ (R3), F24
 	FMOVQ 128(R3), F1
-	VAND V27.B16, V24.B16, V9.B16
-	VSHL $4, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ (R4), F24
-	FMOVQ 128(R4), F1
 	VAND V27.B16, V24.B16, V10.B16
 	VSHL $4, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ (R4), F24
+	FMOVQ 128(R4), F1
+	VAND V27.B16, V24.B16, V11.B16
+	VSHL $4, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ (R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 352(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 352(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 352(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 352(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 352(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 256(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	VTBL V28.B16, [V17.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ (R1), F24
 	FMOVQ 128(R1), F1
@@ -19393,35 +19794,33 @@ fusedQ6Kx1_loop133:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ (R3), F24
 	FMOVQ 128(R3), F1
-	VUSHR $4, V24.B16, V9.B16
+	VUSHR $4, V24.B16, V10.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
+	VORR V1.B16, V10.B16, V10.B16
 	FMOVQ (R4), F24
 	FMOVQ 128(R4), F1
-	VUSHR $4, V24.B16, V10.B16
+	VUSHR $4, V24.B16, V11.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V10.B16, V10.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 64(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 368(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 368(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 368(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 368(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 368(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 264(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	VTBL V29.B16, [V16.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 16(R1), F24
 	FMOVQ 144(R1), F1
@@ -19437,37 +19836,35 @@ fusedQ6Kx1_loop133:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 16(R3), F24
 	FMOVQ 144(R3), F1
-	VAND V27.B16, V24.B16, V9.B16
-	VSHL $4, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ 16(R4), F24
-	FMOVQ 144(R4), F1
 	VAND V27.B16, V24.B16, V10.B16
 	VSHL $4, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ 16(R4), F24
+	FMOVQ 144(R4), F1
+	VAND V27.B16, V24.B16, V11.B16
+	VSHL $4, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 16(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 356(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 356(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 356(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 356(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 356(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 256(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	VTBL V29.B16, [V17.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 16(R1), F24
 	FMOVQ 144(R1), F1
@@ -19481,35 +19878,33 @@ fusedQ6Kx1_loop133:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 16(R3), F24
 	FMOVQ 144(R3), F1
-	VUSHR $4, V24.B16, V9.B16
+	VUSHR $4, V24.B16, V10.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
+	VORR V1.B16, V10.B16, V10.B16
 	FMOVQ 16(R4), F24
 	FMOVQ 144(R4), F1
-	VUSHR $4, V24.B16, V10.B16
+	VUSHR $4, V24.B16, V11.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V10.B16, V10.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 80(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 372(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 372(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 372(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 372(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 372(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 264(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	VTBL V30.B16, [V16.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 32(R1), F24
 	FMOVQ 128(R1), F1
@@ -19525,37 +19920,35 @@ fusedQ6Kx1_loop133:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 32(R3), F24
 	FMOVQ 128(R3), F1
-	VAND V27.B16, V24.B16, V9.B16
-	VSHL $2, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ 32(R4), F24
-	FMOVQ 128(R4), F1
 	VAND V27.B16, V24.B16, V10.B16
 	VSHL $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ 32(R4), F24
+	FMOVQ 128(R4), F1
+	VAND V27.B16, V24.B16, V11.B16
+	VSHL $2, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 32(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 360(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 360(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 360(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 360(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 360(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 260(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	VTBL V30.B16, [V17.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 32(R1), F24
 	FMOVQ 128(R1), F1
@@ -19571,37 +19964,35 @@ fusedQ6Kx1_loop133:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 32(R3), F24
 	FMOVQ 128(R3), F1
-	VUSHR $4, V24.B16, V9.B16
+	VUSHR $4, V24.B16, V10.B16
 	VUSHR $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
+	VORR V1.B16, V10.B16, V10.B16
 	FMOVQ 32(R4), F24
 	FMOVQ 128(R4), F1
-	VUSHR $4, V24.B16, V10.B16
+	VUSHR $4, V24.B16, V11.B16
 	VUSHR $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V10.B16, V10.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 96(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 376(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 376(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 376(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 376(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 376(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 268(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	VTBL V31.B16, [V16.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 48(R1), F24
 	FMOVQ 144(R1), F1
@@ -19617,37 +20008,35 @@ fusedQ6Kx1_loop133:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 48(R3), F24
 	FMOVQ 144(R3), F1
-	VAND V27.B16, V24.B16, V9.B16
-	VSHL $2, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ 48(R4), F24
-	FMOVQ 144(R4), F1
 	VAND V27.B16, V24.B16, V10.B16
 	VSHL $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ 48(R4), F24
+	FMOVQ 144(R4), F1
+	VAND V27.B16, V24.B16, V11.B16
+	VSHL $2, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 48(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 364(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 364(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 364(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 364(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 364(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 260(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	VTBL V31.B16, [V17.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 48(R1), F24
 	FMOVQ 144(R1), F1
@@ -19663,37 +20052,35 @@ fusedQ6Kx1_loop133:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 48(R3), F24
 	FMOVQ 144(R3), F1
-	VUSHR $4, V24.B16, V9.B16
+	VUSHR $4, V24.B16, V10.B16
 	VUSHR $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
+	VORR V1.B16, V10.B16, V10.B16
 	FMOVQ 48(R4), F24
 	FMOVQ 144(R4), F1
-	VUSHR $4, V24.B16, V10.B16
+	VUSHR $4, V24.B16, V11.B16
 	VUSHR $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V10.B16, V10.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 112(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 380(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 380(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 380(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 380(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 380(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 268(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	VTBL V28.B16, [V18.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 64(R1), F24
 	FMOVQ 160(R1), F1
@@ -19709,37 +20096,35 @@ fusedQ6Kx1_loop133:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 64(R3), F24
 	FMOVQ 160(R3), F1
-	VAND V27.B16, V24.B16, V9.B16
-	VSHL $4, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ 64(R4), F24
-	FMOVQ 160(R4), F1
 	VAND V27.B16, V24.B16, V10.B16
 	VSHL $4, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ 64(R4), F24
+	FMOVQ 160(R4), F1
+	VAND V27.B16, V24.B16, V11.B16
+	VSHL $4, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 128(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 384(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 384(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 384(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 384(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 384(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 272(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	VTBL V28.B16, [V19.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 64(R1), F24
 	FMOVQ 160(R1), F1
@@ -19753,35 +20138,33 @@ fusedQ6Kx1_loop133:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 64(R3), F24
 	FMOVQ 160(R3), F1
-	VUSHR $4, V24.B16, V9.B16
+	VUSHR $4, V24.B16, V10.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
+	VORR V1.B16, V10.B16, V10.B16
 	FMOVQ 64(R4), F24
 	FMOVQ 160(R4), F1
-	VUSHR $4, V24.B16, V10.B16
+	VUSHR $4, V24.B16, V11.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V10.B16, V10.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 192(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 400(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 400(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 400(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 400(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 400(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 280(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	VTBL V29.B16, [V18.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 80(R1), F24
 	FMOVQ 176(R1), F1
@@ -19797,37 +20180,35 @@ fusedQ6Kx1_loop133:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 80(R3), F24
 	FMOVQ 176(R3), F1
-	VAND V27.B16, V24.B16, V9.B16
-	VSHL $4, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ 80(R4), F24
-	FMOVQ 176(R4), F1
 	VAND V27.B16, V24.B16, V10.B16
 	VSHL $4, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ 80(R4), F24
+	FMOVQ 176(R4), F1
+	VAND V27.B16, V24.B16, V11.B16
+	VSHL $4, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 144(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 388(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 388(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 388(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 388(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 388(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 272(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	VTBL V29.B16, [V19.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 80(R1), F24
 	FMOVQ 176(R1), F1
@@ -19841,35 +20222,33 @@ fusedQ6Kx1_loop133:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 80(R3), F24
 	FMOVQ 176(R3), F1
-	VUSHR $4, V24.B16, V9.B16
+	VUSHR $4, V24.B16, V10.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
+	VORR V1.B16, V10.B16, V10.B16
 	FMOVQ 80(R4), F24
 	FMOVQ 176(R4), F1
-	VUSHR $4, V24.B16, V10.B16
+	VUSHR $4, V24.B16, V11.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V10.B16, V10.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 208(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 404(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 404(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 404(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 404(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 404(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 280(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	VTBL V30.B16, [V18.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 96(R1), F24
 	FMOVQ 160(R1), F1
@@ -19885,37 +20264,35 @@ fusedQ6Kx1_loop133:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 96(R3), F24
 	FMOVQ 160(R3), F1
-	VAND V27.B16, V24.B16, V9.B16
-	VSHL $2, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ 96(R4), F24
-	FMOVQ 160(R4), F1
 	VAND V27.B16, V24.B16, V10.B16
 	VSHL $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ 96(R4), F24
+	FMOVQ 160(R4), F1
+	VAND V27.B16, V24.B16, V11.B16
+	VSHL $2, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 160(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 392(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 392(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 392(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 392(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 392(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 276(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	VTBL V30.B16, [V19.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 96(R1), F24
 	FMOVQ 160(R1), F1
@@ -19931,37 +20308,35 @@ fusedQ6Kx1_loop133:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 96(R3), F24
 	FMOVQ 160(R3), F1
-	VUSHR $4, V24.B16, V9.B16
-	VUSHR $2, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ 96(R4), F24
-	FMOVQ 160(R4), F1
 	VUSHR $4, V24.B16, V10.B16
 	VUSHR $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ 96(R4), F24
+	FMOVQ 160(R4), F1
+	VUSHR $4, V24.B16, V11.B16
+	VUSHR $2, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 224(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 408(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 408(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 408(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 408(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 408(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 284(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	VTBL V31.B16, [V18.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 112(R1), F24
 	FMOVQ 176(R1), F1
@@ -19977,37 +20352,35 @@ fusedQ6Kx1_loop133:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 112(R3), F24
 	FMOVQ 176(R3), F1
-	VAND V27.B16, V24.B16, V9.B16
-	VSHL $2, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ 112(R4), F24
-	FMOVQ 176(R4), F1
 	VAND V27.B16, V24.B16, V10.B16
 	VSHL $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ 112(R4), F24
+	FMOVQ 176(R4), F1
+	VAND V27.B16, V24.B16, V11.B16
+	VSHL $2, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 176(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 396(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 396(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 396(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 396(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 396(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 276(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	VTBL V31.B16, [V19.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 112(R1), F24
 	FMOVQ 176(R1), F1
@@ -20023,35 +20396,32 @@ fusedQ6Kx1_loop133:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 112(R3), F24
 	FMOVQ 176(R3), F1
-	VUSHR $4, V24.B16, V9.B16
-	VUSHR $2, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ 112(R4), F24
-	FMOVQ 176(R4), F1
 	VUSHR $4, V24.B16, V10.B16
 	VUSHR $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ 112(R4), F24
+	FMOVQ 176(R4), F1
+	VUSHR $4, V24.B16, V11.B16
+	VUSHR $2, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 240(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 412(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 412(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 412(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 412(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 412(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 284(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	ADD $210, R1, R1
 	ADD $210, R2, R2
 	ADD $210, R3, R3
@@ -20075,18 +20445,19 @@ TEXT ·fusedQ6KWovenx1(SB), NOSPLIT, $0-64
 	MOVD y+48(FP), R15
 	MOVD yStep+56(FP), R16
 	VMOVI $0, V20.B16
-	MOVD $qmatConst4<>(SB), R8
+	MOVD $qmatConst0<>(SB), R8
 	FMOVQ (R8), F28
-	MOVD $qmatConst5<>(SB), R8
+	MOVD $qmatConst1<>(SB), R8
 	FMOVQ (R8), F29
-	MOVD $qmatConst6<>(SB), R8
+	MOVD $qmatConst2<>(SB), R8
 	FMOVQ (R8), F30
-	MOVD $qmatConst7<>(SB), R8
+	MOVD $qmatConst3<>(SB), R8
 	FMOVQ (R8), F31
 	VMOVI $15, V27.B16
 	VMOVI $48, V26.B16
-	MOVD $qmatConst16<>(SB), R8
-	FMOVQ (R8), F25
+	MOVD $qmatConst18<>(SB), R8
+	FMOVQ (R8), F13
+	VMOVI $128, V15.B16
 	LSR $3, R7, R6
 	CMP $1, R6
 	BLT fusedQ6KWovenx1_done136
@@ -20113,12 +20484,15 @@ fusedQ6KWovenx1_loop135:
 	FMOVQ 3136(R1), F1
 	FMOVQ 3200(R1), F2
 	FMOVQ 3264(R1), F3
-	VMOV V0.B16, V16.B16
-	VMOV V1.B16, V17.B16
-	VMOV V2.B16, V18.B16
-	VMOV V3.B16, V19.B16
+	VEOR V15.B16, V0.B16, V16.B16
+	VEOR V15.B16, V1.B16, V17.B16
+	VEOR V15.B16, V2.B16, V18.B16
+	VEOR V15.B16, V3.B16, V19.B16
+	MOVD $qmatConst4<>(SB), R8
+	FMOVQ (R8), F3
 	VTBL V28.B16, [V16.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 352(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -20151,12 +20525,13 @@ fusedQ6KWovenx1_loop135:
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V2.B16, V2.B16
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 256(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	VTBL V28.B16, [V17.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 368(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -20185,12 +20560,13 @@ fusedQ6KWovenx1_loop135:
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V2.B16, V2.B16
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 264(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	VTBL V29.B16, [V16.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 356(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -20223,12 +20599,13 @@ fusedQ6KWovenx1_loop135:
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V2.B16, V2.B16
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 256(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	VTBL V29.B16, [V17.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 372(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -20257,12 +20634,13 @@ fusedQ6KWovenx1_loop135:
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V2.B16, V2.B16
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 264(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	VTBL V30.B16, [V16.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 360(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -20295,12 +20673,13 @@ fusedQ6KWovenx1_loop135:
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V2.B16, V2.B16
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 260(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	VTBL V30.B16, [V17.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 376(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -20333,12 +20712,13 @@ fusedQ6KWovenx1_loop135:
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V2.B16, V2.B16
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 268(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	VTBL V31.B16, [V16.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 364(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -20371,12 +20751,13 @@ fusedQ6KWovenx1_loop135:
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V2.B16, V2.B16
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 260(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	VTBL V31.B16, [V17.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 380(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -20409,12 +20790,13 @@ fusedQ6KWovenx1_loop135:
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V2.B16, V2.B16
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 268(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	VTBL V28.B16, [V18.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 384(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -20447,12 +20829,13 @@ fusedQ6KWovenx1_loop135:
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V2.B16, V2.B16
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 272(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	VTBL V28.B16, [V19.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 400(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -20481,12 +20864,13 @@ fusedQ6KWovenx1_loop135:
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V2.B16, V2.B16
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 280(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	VTBL V29.B16, [V18.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 388(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -20519,12 +20903,13 @@ fusedQ6KWovenx1_loop135:
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V2.B16, V2.B16
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 272(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	VTBL V29.B16, [V19.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 404(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -20553,12 +20938,13 @@ fusedQ6KWovenx1_loop135:
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V2.B16, V2.B16
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 280(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	VTBL V30.B16, [V18.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 392(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -20591,12 +20977,13 @@ fusedQ6KWovenx1_loop135:
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V2.B16, V2.B16
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 276(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	VTBL V30.B16, [V19.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 408(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -20629,12 +21016,13 @@ fusedQ6KWovenx1_loop135:
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V2.B16, V2.B16
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 284(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	VTBL V31.B16, [V18.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 396(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -20667,12 +21055,13 @@ fusedQ6KWovenx1_loop135:
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V2.B16, V2.B16
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 276(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	VTBL V31.B16, [V19.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 412(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -20705,10 +21094,10 @@ fusedQ6KWovenx1_loop135:
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V2.B16, V2.B16
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 284(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	ADD $3360, R1, R1
 	ADD R9, R10, R10
 	SUB $1, R6, R6
@@ -20735,6 +21124,10 @@ TEXT ·fusedQ80x1(SB), NOSPLIT, $0-64
 	ADD R5, R3, R4
 	ADD R5, R21, R22
 	VMOVI $0, V20.B16
+	MOVD $qmatConst4<>(SB), R8
+	FMOVQ (R8), F3
+	MOVD $qmatConst17<>(SB), R8
+	FMOVQ (R8), F9
 fusedQ80x1_block137:
 	CBZ R7, fusedQ80x1_done138
 	SUB $1, R7, R7
@@ -20746,10 +21139,14 @@ fusedQ80x1_block137:
 	ADD $68, R21, R21
 	PRFM (R22), PLDL2KEEP
 	ADD $68, R22, R22
-	VLD1 (R1), V12.H[0]
-	VLD1 (R2), V12.H[1]
-	VLD1 (R3), V12.H[2]
-	VLD1 (R4), V12.H[3]
+	MOVHU (R1), R8
+	MOVHU (R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU (R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU (R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F12
 	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
 	FMOVQ 2(R1), F0
 	FMOVQ 18(R1), F1
@@ -20763,32 +21160,37 @@ fusedQ80x1_block137:
 	FMOVQ 2(R4), F10
 	FMOVQ 18(R4), F11
 	ADD $34, R4, R4
-	FLDPQ (R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ (R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 16(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 256(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	CBZ R7, fusedQ80x1_done138
 	SUB $1, R7, R7
-	VLD1 (R1), V12.H[0]
-	VLD1 (R2), V12.H[1]
-	VLD1 (R3), V12.H[2]
-	VLD1 (R4), V12.H[3]
+	MOVHU (R1), R8
+	MOVHU (R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU (R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU (R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F12
 	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
 	FMOVQ 2(R1), F0
 	FMOVQ 18(R1), F1
@@ -20802,112 +21204,27 @@ fusedQ80x1_block137:
 	FMOVQ 2(R4), F10
 	FMOVQ 18(R4), F11
 	ADD $34, R4, R4
-	FLDPQ 32(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 32(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 48(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	CBZ R7, fusedQ80x1_done138
-	SUB $1, R7, R7
-	PRFM (R19), PLDL2KEEP
-	ADD $68, R19, R19
-	PRFM (R20), PLDL2KEEP
-	ADD $68, R20, R20
-	PRFM (R21), PLDL2KEEP
-	ADD $68, R21, R21
-	PRFM (R22), PLDL2KEEP
-	ADD $68, R22, R22
-	VLD1 (R1), V12.H[0]
-	VLD1 (R2), V12.H[1]
-	VLD1 (R3), V12.H[2]
-	VLD1 (R4), V12.H[3]
-	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
-	FMOVQ 2(R1), F0
-	FMOVQ 18(R1), F1
-	ADD $34, R1, R1
-	FMOVQ 2(R2), F2
-	FMOVQ 18(R2), F24
-	ADD $34, R2, R2
-	FMOVQ 2(R3), F25
-	FMOVQ 18(R3), F26
-	ADD $34, R3, R3
-	FMOVQ 2(R4), F10
-	FMOVQ 18(R4), F11
-	ADD $34, R4, R4
-	FLDPQ 64(R10), (F8, F9)
-	VMOVI $0, V4.B16
-	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
-	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
-	VADDP V5.S4, V4.S4, V4.S4
-	VADDP V7.S4, V6.S4, V6.S4
-	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
-	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	CBZ R7, fusedQ80x1_done138
-	SUB $1, R7, R7
-	VLD1 (R1), V12.H[0]
-	VLD1 (R2), V12.H[1]
-	VLD1 (R3), V12.H[2]
-	VLD1 (R4), V12.H[3]
-	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
-	FMOVQ 2(R1), F0
-	FMOVQ 18(R1), F1
-	ADD $34, R1, R1
-	FMOVQ 2(R2), F2
-	FMOVQ 18(R2), F24
-	ADD $34, R2, R2
-	FMOVQ 2(R3), F25
-	FMOVQ 18(R3), F26
-	ADD $34, R3, R3
-	FMOVQ 2(R4), F10
-	FMOVQ 18(R4), F11
-	ADD $34, R4, R4
-	FLDPQ 96(R10), (F8, F9)
-	VMOVI $0, V4.B16
-	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
-	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
-	VADDP V5.S4, V4.S4, V4.S4
-	VADDP V7.S4, V6.S4, V6.S4
-	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
-	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 260(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	CBZ R7, fusedQ80x1_done138
 	SUB $1, R7, R7
 	PRFM (R19), PLDL2KEEP
@@ -20918,10 +21235,14 @@ fusedQ80x1_block137:
 	ADD $68, R21, R21
 	PRFM (R22), PLDL2KEEP
 	ADD $68, R22, R22
-	VLD1 (R1), V12.H[0]
-	VLD1 (R2), V12.H[1]
-	VLD1 (R3), V12.H[2]
-	VLD1 (R4), V12.H[3]
+	MOVHU (R1), R8
+	MOVHU (R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU (R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU (R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F12
 	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
 	FMOVQ 2(R1), F0
 	FMOVQ 18(R1), F1
@@ -20935,32 +21256,37 @@ fusedQ80x1_block137:
 	FMOVQ 2(R4), F10
 	FMOVQ 18(R4), F11
 	ADD $34, R4, R4
-	FLDPQ 128(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 64(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 80(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 264(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	CBZ R7, fusedQ80x1_done138
 	SUB $1, R7, R7
-	VLD1 (R1), V12.H[0]
-	VLD1 (R2), V12.H[1]
-	VLD1 (R3), V12.H[2]
-	VLD1 (R4), V12.H[3]
+	MOVHU (R1), R8
+	MOVHU (R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU (R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU (R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F12
 	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
 	FMOVQ 2(R1), F0
 	FMOVQ 18(R1), F1
@@ -20974,26 +21300,27 @@ fusedQ80x1_block137:
 	FMOVQ 2(R4), F10
 	FMOVQ 18(R4), F11
 	ADD $34, R4, R4
-	FLDPQ 160(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 96(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 112(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 268(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	CBZ R7, fusedQ80x1_done138
 	SUB $1, R7, R7
 	PRFM (R19), PLDL2KEEP
@@ -21004,10 +21331,14 @@ fusedQ80x1_block137:
 	ADD $68, R21, R21
 	PRFM (R22), PLDL2KEEP
 	ADD $68, R22, R22
-	VLD1 (R1), V12.H[0]
-	VLD1 (R2), V12.H[1]
-	VLD1 (R3), V12.H[2]
-	VLD1 (R4), V12.H[3]
+	MOVHU (R1), R8
+	MOVHU (R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU (R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU (R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F12
 	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
 	FMOVQ 2(R1), F0
 	FMOVQ 18(R1), F1
@@ -21021,32 +21352,37 @@ fusedQ80x1_block137:
 	FMOVQ 2(R4), F10
 	FMOVQ 18(R4), F11
 	ADD $34, R4, R4
-	FLDPQ 192(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 128(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 144(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 272(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	CBZ R7, fusedQ80x1_done138
 	SUB $1, R7, R7
-	VLD1 (R1), V12.H[0]
-	VLD1 (R2), V12.H[1]
-	VLD1 (R3), V12.H[2]
-	VLD1 (R4), V12.H[3]
+	MOVHU (R1), R8
+	MOVHU (R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU (R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU (R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F12
 	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
 	FMOVQ 2(R1), F0
 	FMOVQ 18(R1), F1
@@ -21060,26 +21396,123 @@ fusedQ80x1_block137:
 	FMOVQ 2(R4), F10
 	FMOVQ 18(R4), F11
 	ADD $34, R4, R4
-	FLDPQ 224(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 160(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 176(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 276(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	CBZ R7, fusedQ80x1_done138
+	SUB $1, R7, R7
+	PRFM (R19), PLDL2KEEP
+	ADD $68, R19, R19
+	PRFM (R20), PLDL2KEEP
+	ADD $68, R20, R20
+	PRFM (R21), PLDL2KEEP
+	ADD $68, R21, R21
+	PRFM (R22), PLDL2KEEP
+	ADD $68, R22, R22
+	MOVHU (R1), R8
+	MOVHU (R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU (R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU (R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F12
+	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
+	FMOVQ 2(R1), F0
+	FMOVQ 18(R1), F1
+	ADD $34, R1, R1
+	FMOVQ 2(R2), F2
+	FMOVQ 18(R2), F24
+	ADD $34, R2, R2
+	FMOVQ 2(R3), F25
+	FMOVQ 18(R3), F26
+	ADD $34, R3, R3
+	FMOVQ 2(R4), F10
+	FMOVQ 18(R4), F11
+	ADD $34, R4, R4
+	FMOVQ 192(R10), F8
+	VMOV V9.B16, V4.B16
+	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
+	VMOV V9.B16, V5.B16
+	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
+	VMOV V9.B16, V6.B16
+	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
+	VMOV V9.B16, V7.B16
+	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
+	FMOVQ 208(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
+	VADDP V5.S4, V4.S4, V4.S4
+	VADDP V7.S4, V6.S4, V6.S4
+	VADDP V6.S4, V4.S4, V4.S4
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
+	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
+	FMOVS 280(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	CBZ R7, fusedQ80x1_done138
+	SUB $1, R7, R7
+	MOVHU (R1), R8
+	MOVHU (R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU (R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU (R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F12
+	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
+	FMOVQ 2(R1), F0
+	FMOVQ 18(R1), F1
+	ADD $34, R1, R1
+	FMOVQ 2(R2), F2
+	FMOVQ 18(R2), F24
+	ADD $34, R2, R2
+	FMOVQ 2(R3), F25
+	FMOVQ 18(R3), F26
+	ADD $34, R3, R3
+	FMOVQ 2(R4), F10
+	FMOVQ 18(R4), F11
+	ADD $34, R4, R4
+	FMOVQ 224(R10), F8
+	VMOV V9.B16, V4.B16
+	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
+	VMOV V9.B16, V5.B16
+	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
+	VMOV V9.B16, V6.B16
+	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
+	VMOV V9.B16, V7.B16
+	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
+	FMOVQ 240(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
+	VADDP V5.S4, V4.S4, V4.S4
+	VADDP V7.S4, V6.S4, V6.S4
+	VADDP V6.S4, V4.S4, V4.S4
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
+	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
+	FMOVS 284(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	ADD R9, R10, R10
 	B fusedQ80x1_block137
 fusedQ80x1_done138:
@@ -21163,11 +21596,17 @@ fusedQ4Kx2_loop139:
 	VUSHR $4, V3.B16, V19.B16
 	VORR V1.B16, V17.B16, V17.B16
 	VORR V2.B16, V19.B16, V19.B16
+	MOVD $qmatConst4<>(SB), R8
+	FMOVQ (R8), F3
+	MOVD $qmatConst17<>(SB), R8
+	FMOVQ (R8), F9
 	VTBL V28.B16, [V16.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V28.B16, [V18.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
 	FLDPQ 16(R1), (F0, F1)
 	VAND V27.B16, V0.B16, V0.B16
@@ -21181,55 +21620,59 @@ fusedQ4Kx2_loop139:
 	FLDPQ 16(R4), (F10, F11)
 	VAND V27.B16, V10.B16, V10.B16
 	VAND V27.B16, V11.B16, V11.B16
-	FLDPQ (R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ (R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 16(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 320(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	FLDPQ (R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 256(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 320(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	FMOVQ (R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 16(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FMOVS 320(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
+	FMOVS 256(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVS 320(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
 	VTBL V29.B16, [V16.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V29.B16, [V18.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
 	FLDPQ 16(R1), (F0, F1)
 	VUSHR $4, V0.B16, V0.B16
@@ -21243,55 +21686,59 @@ fusedQ4Kx2_loop139:
 	FLDPQ 16(R4), (F10, F11)
 	VUSHR $4, V10.B16, V10.B16
 	VUSHR $4, V11.B16, V11.B16
-	FLDPQ 32(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 32(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 48(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 324(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	FLDPQ 32(R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 260(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 324(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	FMOVQ 32(R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 48(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FMOVS 324(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
+	FMOVS 260(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVS 324(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
 	VTBL V30.B16, [V16.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V30.B16, [V18.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
 	FLDPQ 48(R1), (F0, F1)
 	VAND V27.B16, V0.B16, V0.B16
@@ -21305,55 +21752,59 @@ fusedQ4Kx2_loop139:
 	FLDPQ 48(R4), (F10, F11)
 	VAND V27.B16, V10.B16, V10.B16
 	VAND V27.B16, V11.B16, V11.B16
-	FLDPQ 64(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 64(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 80(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 328(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	FLDPQ 64(R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 264(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 328(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	FMOVQ 64(R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 80(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FMOVS 328(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
+	FMOVS 264(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVS 328(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
 	VTBL V31.B16, [V16.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V31.B16, [V18.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
 	FLDPQ 48(R1), (F0, F1)
 	VUSHR $4, V0.B16, V0.B16
@@ -21367,55 +21818,59 @@ fusedQ4Kx2_loop139:
 	FLDPQ 48(R4), (F10, F11)
 	VUSHR $4, V10.B16, V10.B16
 	VUSHR $4, V11.B16, V11.B16
-	FLDPQ 96(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 96(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 112(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 332(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	FLDPQ 96(R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 268(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 332(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	FMOVQ 96(R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 112(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FMOVS 332(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
+	FMOVS 268(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVS 332(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
 	VTBL V28.B16, [V17.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V28.B16, [V19.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
 	FLDPQ 80(R1), (F0, F1)
 	VAND V27.B16, V0.B16, V0.B16
@@ -21429,55 +21884,59 @@ fusedQ4Kx2_loop139:
 	FLDPQ 80(R4), (F10, F11)
 	VAND V27.B16, V10.B16, V10.B16
 	VAND V27.B16, V11.B16, V11.B16
-	FLDPQ 128(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 128(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 144(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 336(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	FLDPQ 128(R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 272(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 336(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	FMOVQ 128(R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 144(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FMOVS 336(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
+	FMOVS 272(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVS 336(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
 	VTBL V29.B16, [V17.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V29.B16, [V19.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
 	FLDPQ 80(R1), (F0, F1)
 	VUSHR $4, V0.B16, V0.B16
@@ -21491,55 +21950,59 @@ fusedQ4Kx2_loop139:
 	FLDPQ 80(R4), (F10, F11)
 	VUSHR $4, V10.B16, V10.B16
 	VUSHR $4, V11.B16, V11.B16
-	FLDPQ 160(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 160(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 176(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 340(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	FLDPQ 160(R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 276(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 340(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	FMOVQ 160(R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 176(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FMOVS 340(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
+	FMOVS 276(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVS 340(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
 	VTBL V30.B16, [V17.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V30.B16, [V19.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
 	FLDPQ 112(R1), (F0, F1)
 	VAND V27.B16, V0.B16, V0.B16
@@ -21553,55 +22016,59 @@ fusedQ4Kx2_loop139:
 	FLDPQ 112(R4), (F10, F11)
 	VAND V27.B16, V10.B16, V10.B16
 	VAND V27.B16, V11.B16, V11.B16
-	FLDPQ 192(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 192(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 208(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 344(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	FLDPQ 192(R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 280(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 344(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	FMOVQ 192(R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 208(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FMOVS 344(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
+	FMOVS 280(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVS 344(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
 	VTBL V31.B16, [V17.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V31.B16, [V19.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
 	FLDPQ 112(R1), (F0, F1)
 	VUSHR $4, V0.B16, V0.B16
@@ -21615,50 +22082,52 @@ fusedQ4Kx2_loop139:
 	FLDPQ 112(R4), (F10, F11)
 	VUSHR $4, V10.B16, V10.B16
 	VUSHR $4, V11.B16, V11.B16
-	FLDPQ 224(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 224(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 240(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 348(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	FLDPQ 224(R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 284(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 348(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	FMOVQ 224(R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 240(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FMOVS 348(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
+	FMOVS 284(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVS 348(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
 	ADD $144, R1, R1
 	ADD $144, R2, R2
 	ADD $144, R3, R3
@@ -21696,8 +22165,6 @@ TEXT ·fusedQ4KWovenx2(SB), NOSPLIT, $0-64
 	MOVD $qmatConst3<>(SB), R8
 	FMOVQ (R8), F31
 	VMOVI $15, V27.B16
-	MOVD $qmatConst16<>(SB), R8
-	FMOVQ (R8), F25
 	LSR $3, R7, R6
 	CMP $1, R6
 	BLT fusedQ4KWovenx2_done142
@@ -21733,14 +22200,18 @@ fusedQ4KWovenx2_loop141:
 	VUSHR $4, V3.B16, V19.B16
 	VORR V1.B16, V17.B16, V17.B16
 	VORR V2.B16, V19.B16, V19.B16
+	MOVD $qmatConst4<>(SB), R8
+	FMOVQ (R8), F3
 	VTBL V28.B16, [V16.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V28.B16, [V18.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
-	VMOV V25.B16, V4.B16
-	VMOV V25.B16, V5.B16
+	VMOV V3.B16, V4.B16
+	VMOV V3.B16, V5.B16
 	FMOVQ (R10), F8
 	FMOVQ (R11), F9
 	FMOVQ 256(R1), F0
@@ -21777,26 +22248,28 @@ fusedQ4KWovenx2_loop141:
 	VAND V27.B16, V0.B16, V1.B16
 	WORD $0x4fa8e824 // sdot v4.4s, v1.16b, v8.4b[3]
 	WORD $0x4fa9e825 // sdot v5.4s, v1.16b, v9.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 320(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 256(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 320(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 256(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	FMOVS 320(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
+	FMOVS 256(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	FMOVS 320(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
 	VTBL V29.B16, [V16.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V29.B16, [V18.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
-	VMOV V25.B16, V4.B16
-	VMOV V25.B16, V5.B16
+	VMOV V3.B16, V4.B16
+	VMOV V3.B16, V5.B16
 	FMOVQ 32(R10), F8
 	FMOVQ 32(R11), F9
 	FMOVQ 256(R1), F0
@@ -21833,26 +22306,28 @@ fusedQ4KWovenx2_loop141:
 	VUSHR $4, V0.B16, V1.B16
 	WORD $0x4fa8e824 // sdot v4.4s, v1.16b, v8.4b[3]
 	WORD $0x4fa9e825 // sdot v5.4s, v1.16b, v9.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 324(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 260(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 324(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 260(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	FMOVS 324(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
+	FMOVS 260(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	FMOVS 324(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
 	VTBL V30.B16, [V16.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V30.B16, [V18.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
-	VMOV V25.B16, V4.B16
-	VMOV V25.B16, V5.B16
+	VMOV V3.B16, V4.B16
+	VMOV V3.B16, V5.B16
 	FMOVQ 64(R10), F8
 	FMOVQ 64(R11), F9
 	FMOVQ 768(R1), F0
@@ -21889,26 +22364,28 @@ fusedQ4KWovenx2_loop141:
 	VAND V27.B16, V0.B16, V1.B16
 	WORD $0x4fa8e824 // sdot v4.4s, v1.16b, v8.4b[3]
 	WORD $0x4fa9e825 // sdot v5.4s, v1.16b, v9.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 328(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 264(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 328(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 264(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	FMOVS 328(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
+	FMOVS 264(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	FMOVS 328(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
 	VTBL V31.B16, [V16.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V31.B16, [V18.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
-	VMOV V25.B16, V4.B16
-	VMOV V25.B16, V5.B16
+	VMOV V3.B16, V4.B16
+	VMOV V3.B16, V5.B16
 	FMOVQ 96(R10), F8
 	FMOVQ 96(R11), F9
 	FMOVQ 768(R1), F0
@@ -21945,26 +22422,28 @@ fusedQ4KWovenx2_loop141:
 	VUSHR $4, V0.B16, V1.B16
 	WORD $0x4fa8e824 // sdot v4.4s, v1.16b, v8.4b[3]
 	WORD $0x4fa9e825 // sdot v5.4s, v1.16b, v9.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 332(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 268(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 332(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 268(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	FMOVS 332(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
+	FMOVS 268(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	FMOVS 332(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
 	VTBL V28.B16, [V17.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V28.B16, [V19.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
-	VMOV V25.B16, V4.B16
-	VMOV V25.B16, V5.B16
+	VMOV V3.B16, V4.B16
+	VMOV V3.B16, V5.B16
 	FMOVQ 128(R10), F8
 	FMOVQ 128(R11), F9
 	FMOVQ 1280(R1), F0
@@ -22001,26 +22480,28 @@ fusedQ4KWovenx2_loop141:
 	VAND V27.B16, V0.B16, V1.B16
 	WORD $0x4fa8e824 // sdot v4.4s, v1.16b, v8.4b[3]
 	WORD $0x4fa9e825 // sdot v5.4s, v1.16b, v9.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 336(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 272(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 336(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 272(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	FMOVS 336(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
+	FMOVS 272(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	FMOVS 336(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
 	VTBL V29.B16, [V17.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V29.B16, [V19.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
-	VMOV V25.B16, V4.B16
-	VMOV V25.B16, V5.B16
+	VMOV V3.B16, V4.B16
+	VMOV V3.B16, V5.B16
 	FMOVQ 160(R10), F8
 	FMOVQ 160(R11), F9
 	FMOVQ 1280(R1), F0
@@ -22057,26 +22538,28 @@ fusedQ4KWovenx2_loop141:
 	VUSHR $4, V0.B16, V1.B16
 	WORD $0x4fa8e824 // sdot v4.4s, v1.16b, v8.4b[3]
 	WORD $0x4fa9e825 // sdot v5.4s, v1.16b, v9.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 340(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 276(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 340(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 276(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	FMOVS 340(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
+	FMOVS 276(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	FMOVS 340(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
 	VTBL V30.B16, [V17.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V30.B16, [V19.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
-	VMOV V25.B16, V4.B16
-	VMOV V25.B16, V5.B16
+	VMOV V3.B16, V4.B16
+	VMOV V3.B16, V5.B16
 	FMOVQ 192(R10), F8
 	FMOVQ 192(R11), F9
 	FMOVQ 1792(R1), F0
@@ -22113,26 +22596,28 @@ fusedQ4KWovenx2_loop141:
 	VAND V27.B16, V0.B16, V1.B16
 	WORD $0x4fa8e824 // sdot v4.4s, v1.16b, v8.4b[3]
 	WORD $0x4fa9e825 // sdot v5.4s, v1.16b, v9.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 344(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 280(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 344(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 280(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	FMOVS 344(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
+	FMOVS 280(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	FMOVS 344(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
 	VTBL V31.B16, [V17.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V31.B16, [V19.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
-	VMOV V25.B16, V4.B16
-	VMOV V25.B16, V5.B16
+	VMOV V3.B16, V4.B16
+	VMOV V3.B16, V5.B16
 	FMOVQ 224(R10), F8
 	FMOVQ 224(R11), F9
 	FMOVQ 1792(R1), F0
@@ -22169,18 +22654,18 @@ fusedQ4KWovenx2_loop141:
 	VUSHR $4, V0.B16, V1.B16
 	WORD $0x4fa8e824 // sdot v4.4s, v1.16b, v8.4b[3]
 	WORD $0x4fa9e825 // sdot v5.4s, v1.16b, v9.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 348(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 284(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 348(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 284(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	FMOVS 348(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
+	FMOVS 284(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	FMOVS 348(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
 	ADD $2304, R1, R1
 	ADD R9, R10, R10
 	ADD R9, R11, R11
@@ -22212,18 +22697,19 @@ TEXT ·fusedQ6Kx2(SB), NOSPLIT, $0-64
 	VMOVI $0, V20.B16
 	ADD $480, R10, R11
 	VMOVI $0, V21.B16
-	MOVD $qmatConst4<>(SB), R8
+	MOVD $qmatConst0<>(SB), R8
 	FMOVQ (R8), F28
-	MOVD $qmatConst5<>(SB), R8
+	MOVD $qmatConst1<>(SB), R8
 	FMOVQ (R8), F29
-	MOVD $qmatConst6<>(SB), R8
+	MOVD $qmatConst2<>(SB), R8
 	FMOVQ (R8), F30
-	MOVD $qmatConst7<>(SB), R8
+	MOVD $qmatConst3<>(SB), R8
 	FMOVQ (R8), F31
 	VMOVI $15, V27.B16
 	VMOVI $48, V26.B16
-	MOVD $qmatConst16<>(SB), R8
-	FMOVQ (R8), F25
+	MOVD $qmatConst18<>(SB), R8
+	FMOVQ (R8), F13
+	VMOVI $128, V15.B16
 	LSR $3, R7, R6
 	CMP $1, R6
 	BLT fusedQ6Kx2_done144
@@ -22248,14 +22734,14 @@ fusedQ6Kx2_loop143:
 	PRFM 128(R22), PLDL2KEEP
 	PRFM 192(R22), PLDL2KEEP
 	ADD $210, R22, R22
-	ADD $208, R1, R8
-	VLD1 (R8), V14.H[0]
-	ADD $208, R2, R8
-	VLD1 (R8), V14.H[1]
-	ADD $208, R3, R8
-	VLD1 (R8), V14.H[2]
-	ADD $208, R4, R8
-	VLD1 (R8), V14.H[3]
+	MOVHU 208(R1), R8
+	MOVHU 208(R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU 208(R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU 208(R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F14
 	WORD $0x0e2179ce // fcvtl v14.4s, v14.4h
 	FMOVQ 192(R1), F0
 	FMOVQ 192(R2), F1
@@ -22269,12 +22755,17 @@ fusedQ6Kx2_loop143:
 	VTRN1 V7.D2, V5.D2, V1.D2
 	VTRN2 V6.D2, V4.D2, V2.D2
 	VTRN2 V7.D2, V5.D2, V3.D2
-	VMOV V0.B16, V16.B16
-	VMOV V1.B16, V17.B16
-	VMOV V2.B16, V18.B16
-	VMOV V3.B16, V19.B16
+	VEOR V15.B16, V0.B16, V16.B16
+	VEOR V15.B16, V1.B16, V17.B16
+	VEOR V15.B16, V2.B16, V18.B16
+	VEOR V15.B16, V3.B16, V19.B16
+	MOVD $qmatConst4<>(SB), R8
+	FMOVQ (R8), F3
+	MOVD $qmatConst17<>(SB), R8
+	FMOVQ (R8), F9
 	VTBL V28.B16, [V16.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ (R1), F24
 	FMOVQ 128(R1), F1
@@ -22290,56 +22781,51 @@ fusedQ6Kx2_loop143:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ (R3), F24
 	FMOVQ 128(R3), F1
-	VAND V27.B16, V24.B16, V9.B16
-	VSHL $4, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ (R4), F24
-	FMOVQ 128(R4), F1
 	VAND V27.B16, V24.B16, V10.B16
 	VSHL $4, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ (R4), F24
+	FMOVQ 128(R4), F1
+	VAND V27.B16, V24.B16, V11.B16
+	VSHL $4, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ (R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 352(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 352(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 352(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 352(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 352(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 256(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ (R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 352(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 352(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 352(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 352(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 352(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 256(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	VTBL V28.B16, [V17.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ (R1), F24
 	FMOVQ 128(R1), F1
@@ -22353,54 +22839,49 @@ fusedQ6Kx2_loop143:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ (R3), F24
 	FMOVQ 128(R3), F1
-	VUSHR $4, V24.B16, V9.B16
+	VUSHR $4, V24.B16, V10.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
+	VORR V1.B16, V10.B16, V10.B16
 	FMOVQ (R4), F24
 	FMOVQ 128(R4), F1
-	VUSHR $4, V24.B16, V10.B16
+	VUSHR $4, V24.B16, V11.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V10.B16, V10.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 64(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 368(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 368(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 368(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 368(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 368(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 264(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 64(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 368(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 368(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 368(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 368(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 368(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 264(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	VTBL V29.B16, [V16.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 16(R1), F24
 	FMOVQ 144(R1), F1
@@ -22416,56 +22897,51 @@ fusedQ6Kx2_loop143:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 16(R3), F24
 	FMOVQ 144(R3), F1
-	VAND V27.B16, V24.B16, V9.B16
-	VSHL $4, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ 16(R4), F24
-	FMOVQ 144(R4), F1
 	VAND V27.B16, V24.B16, V10.B16
 	VSHL $4, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ 16(R4), F24
+	FMOVQ 144(R4), F1
+	VAND V27.B16, V24.B16, V11.B16
+	VSHL $4, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 16(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 356(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 356(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 356(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 356(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 356(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 256(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 16(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 356(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 356(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 356(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 356(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 356(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 256(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	VTBL V29.B16, [V17.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 16(R1), F24
 	FMOVQ 144(R1), F1
@@ -22479,54 +22955,49 @@ fusedQ6Kx2_loop143:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 16(R3), F24
 	FMOVQ 144(R3), F1
-	VUSHR $4, V24.B16, V9.B16
+	VUSHR $4, V24.B16, V10.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
+	VORR V1.B16, V10.B16, V10.B16
 	FMOVQ 16(R4), F24
 	FMOVQ 144(R4), F1
-	VUSHR $4, V24.B16, V10.B16
+	VUSHR $4, V24.B16, V11.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V10.B16, V10.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 80(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 372(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 372(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 372(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 372(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 372(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 264(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 80(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 372(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 372(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 372(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 372(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 372(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 264(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	VTBL V30.B16, [V16.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 32(R1), F24
 	FMOVQ 128(R1), F1
@@ -22542,56 +23013,51 @@ fusedQ6Kx2_loop143:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 32(R3), F24
 	FMOVQ 128(R3), F1
-	VAND V27.B16, V24.B16, V9.B16
-	VSHL $2, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ 32(R4), F24
-	FMOVQ 128(R4), F1
 	VAND V27.B16, V24.B16, V10.B16
 	VSHL $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ 32(R4), F24
+	FMOVQ 128(R4), F1
+	VAND V27.B16, V24.B16, V11.B16
+	VSHL $2, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 32(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 360(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 360(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 360(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 360(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 360(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 260(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 32(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 360(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 360(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 360(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 360(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 360(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 260(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	VTBL V30.B16, [V17.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 32(R1), F24
 	FMOVQ 128(R1), F1
@@ -22607,56 +23073,51 @@ fusedQ6Kx2_loop143:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 32(R3), F24
 	FMOVQ 128(R3), F1
-	VUSHR $4, V24.B16, V9.B16
+	VUSHR $4, V24.B16, V10.B16
 	VUSHR $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
+	VORR V1.B16, V10.B16, V10.B16
 	FMOVQ 32(R4), F24
 	FMOVQ 128(R4), F1
-	VUSHR $4, V24.B16, V10.B16
+	VUSHR $4, V24.B16, V11.B16
 	VUSHR $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V10.B16, V10.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 96(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 376(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 376(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 376(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 376(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 376(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 268(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 96(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 376(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 376(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 376(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 376(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 376(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 268(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	VTBL V31.B16, [V16.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 48(R1), F24
 	FMOVQ 144(R1), F1
@@ -22672,56 +23133,51 @@ fusedQ6Kx2_loop143:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 48(R3), F24
 	FMOVQ 144(R3), F1
-	VAND V27.B16, V24.B16, V9.B16
-	VSHL $2, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ 48(R4), F24
-	FMOVQ 144(R4), F1
 	VAND V27.B16, V24.B16, V10.B16
 	VSHL $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ 48(R4), F24
+	FMOVQ 144(R4), F1
+	VAND V27.B16, V24.B16, V11.B16
+	VSHL $2, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 48(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 364(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 364(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 364(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 364(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 364(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 260(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 48(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 364(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 364(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 364(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 364(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 364(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 260(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	VTBL V31.B16, [V17.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 48(R1), F24
 	FMOVQ 144(R1), F1
@@ -22737,56 +23193,51 @@ fusedQ6Kx2_loop143:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 48(R3), F24
 	FMOVQ 144(R3), F1
-	VUSHR $4, V24.B16, V9.B16
+	VUSHR $4, V24.B16, V10.B16
 	VUSHR $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
+	VORR V1.B16, V10.B16, V10.B16
 	FMOVQ 48(R4), F24
 	FMOVQ 144(R4), F1
-	VUSHR $4, V24.B16, V10.B16
+	VUSHR $4, V24.B16, V11.B16
 	VUSHR $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V10.B16, V10.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 112(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 380(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 380(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 380(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 380(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 380(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 268(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 112(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 380(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 380(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 380(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 380(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 380(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 268(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	VTBL V28.B16, [V18.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 64(R1), F24
 	FMOVQ 160(R1), F1
@@ -22802,56 +23253,51 @@ fusedQ6Kx2_loop143:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 64(R3), F24
 	FMOVQ 160(R3), F1
-	VAND V27.B16, V24.B16, V9.B16
-	VSHL $4, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ 64(R4), F24
-	FMOVQ 160(R4), F1
 	VAND V27.B16, V24.B16, V10.B16
 	VSHL $4, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ 64(R4), F24
+	FMOVQ 160(R4), F1
+	VAND V27.B16, V24.B16, V11.B16
+	VSHL $4, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 128(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 384(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 384(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 384(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 384(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 384(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 272(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 128(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 384(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 384(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 384(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 384(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 384(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 272(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	VTBL V28.B16, [V19.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 64(R1), F24
 	FMOVQ 160(R1), F1
@@ -22865,54 +23311,49 @@ fusedQ6Kx2_loop143:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 64(R3), F24
 	FMOVQ 160(R3), F1
-	VUSHR $4, V24.B16, V9.B16
+	VUSHR $4, V24.B16, V10.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
+	VORR V1.B16, V10.B16, V10.B16
 	FMOVQ 64(R4), F24
 	FMOVQ 160(R4), F1
-	VUSHR $4, V24.B16, V10.B16
+	VUSHR $4, V24.B16, V11.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V10.B16, V10.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 192(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 400(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 400(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 400(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 400(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 400(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 280(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 192(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 400(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 400(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 400(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 400(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 400(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 280(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	VTBL V29.B16, [V18.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 80(R1), F24
 	FMOVQ 176(R1), F1
@@ -22928,56 +23369,51 @@ fusedQ6Kx2_loop143:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 80(R3), F24
 	FMOVQ 176(R3), F1
-	VAND V27.B16, V24.B16, V9.B16
-	VSHL $4, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ 80(R4), F24
-	FMOVQ 176(R4), F1
 	VAND V27.B16, V24.B16, V10.B16
 	VSHL $4, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ 80(R4), F24
+	FMOVQ 176(R4), F1
+	VAND V27.B16, V24.B16, V11.B16
+	VSHL $4, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 144(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 388(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 388(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 388(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 388(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 388(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 272(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 144(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 388(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 388(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 388(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 388(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 388(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 272(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	VTBL V29.B16, [V19.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 80(R1), F24
 	FMOVQ 176(R1), F1
@@ -22991,54 +23427,49 @@ fusedQ6Kx2_loop143:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 80(R3), F24
 	FMOVQ 176(R3), F1
-	VUSHR $4, V24.B16, V9.B16
+	VUSHR $4, V24.B16, V10.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
+	VORR V1.B16, V10.B16, V10.B16
 	FMOVQ 80(R4), F24
 	FMOVQ 176(R4), F1
-	VUSHR $4, V24.B16, V10.B16
+	VUSHR $4, V24.B16, V11.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V10.B16, V10.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 208(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 404(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 404(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 404(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 404(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 404(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 280(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 208(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 404(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 404(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 404(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 404(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 404(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 280(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	VTBL V30.B16, [V18.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 96(R1), F24
 	FMOVQ 160(R1), F1
@@ -23054,56 +23485,51 @@ fusedQ6Kx2_loop143:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 96(R3), F24
 	FMOVQ 160(R3), F1
-	VAND V27.B16, V24.B16, V9.B16
-	VSHL $2, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ 96(R4), F24
-	FMOVQ 160(R4), F1
 	VAND V27.B16, V24.B16, V10.B16
 	VSHL $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ 96(R4), F24
+	FMOVQ 160(R4), F1
+	VAND V27.B16, V24.B16, V11.B16
+	VSHL $2, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 160(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 392(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 392(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 392(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 392(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 392(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 276(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 160(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 392(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 392(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 392(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 392(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 392(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 276(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	VTBL V30.B16, [V19.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 96(R1), F24
 	FMOVQ 160(R1), F1
@@ -23119,56 +23545,51 @@ fusedQ6Kx2_loop143:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 96(R3), F24
 	FMOVQ 160(R3), F1
-	VUSHR $4, V24.B16, V9.B16
-	VUSHR $2, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ 96(R4), F24
-	FMOVQ 160(R4), F1
 	VUSHR $4, V24.B16, V10.B16
 	VUSHR $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ 96(R4), F24
+	FMOVQ 160(R4), F1
+	VUSHR $4, V24.B16, V11.B16
+	VUSHR $2, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 224(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 408(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 408(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 408(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 408(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 408(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 284(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 224(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 408(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 408(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 408(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 408(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 408(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 284(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	VTBL V31.B16, [V18.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 112(R1), F24
 	FMOVQ 176(R1), F1
@@ -23184,56 +23605,51 @@ fusedQ6Kx2_loop143:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 112(R3), F24
 	FMOVQ 176(R3), F1
-	VAND V27.B16, V24.B16, V9.B16
-	VSHL $2, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ 112(R4), F24
-	FMOVQ 176(R4), F1
 	VAND V27.B16, V24.B16, V10.B16
 	VSHL $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ 112(R4), F24
+	FMOVQ 176(R4), F1
+	VAND V27.B16, V24.B16, V11.B16
+	VSHL $2, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 176(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 396(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 396(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 396(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 396(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 396(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 276(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 176(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 396(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 396(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 396(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 396(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 396(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 276(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	VTBL V31.B16, [V19.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 112(R1), F24
 	FMOVQ 176(R1), F1
@@ -23249,54 +23665,48 @@ fusedQ6Kx2_loop143:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 112(R3), F24
 	FMOVQ 176(R3), F1
-	VUSHR $4, V24.B16, V9.B16
-	VUSHR $2, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ 112(R4), F24
-	FMOVQ 176(R4), F1
 	VUSHR $4, V24.B16, V10.B16
 	VUSHR $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ 112(R4), F24
+	FMOVQ 176(R4), F1
+	VUSHR $4, V24.B16, V11.B16
+	VUSHR $2, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 240(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 412(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 412(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 412(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 412(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 412(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 284(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 240(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 412(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 412(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 412(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 412(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 412(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 284(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	ADD $210, R1, R1
 	ADD $210, R2, R2
 	ADD $210, R3, R3
@@ -23325,18 +23735,19 @@ TEXT ·fusedQ6KWovenx2(SB), NOSPLIT, $0-64
 	VMOVI $0, V20.B16
 	ADD $480, R10, R11
 	VMOVI $0, V21.B16
-	MOVD $qmatConst4<>(SB), R8
+	MOVD $qmatConst0<>(SB), R8
 	FMOVQ (R8), F28
-	MOVD $qmatConst5<>(SB), R8
+	MOVD $qmatConst1<>(SB), R8
 	FMOVQ (R8), F29
-	MOVD $qmatConst6<>(SB), R8
+	MOVD $qmatConst2<>(SB), R8
 	FMOVQ (R8), F30
-	MOVD $qmatConst7<>(SB), R8
+	MOVD $qmatConst3<>(SB), R8
 	FMOVQ (R8), F31
 	VMOVI $15, V27.B16
 	VMOVI $48, V26.B16
-	MOVD $qmatConst16<>(SB), R8
-	FMOVQ (R8), F25
+	MOVD $qmatConst18<>(SB), R8
+	FMOVQ (R8), F13
+	VMOVI $128, V15.B16
 	LSR $3, R7, R6
 	CMP $1, R6
 	BLT fusedQ6KWovenx2_done146
@@ -23363,12 +23774,15 @@ fusedQ6KWovenx2_loop145:
 	FMOVQ 3136(R1), F1
 	FMOVQ 3200(R1), F2
 	FMOVQ 3264(R1), F3
-	VMOV V0.B16, V16.B16
-	VMOV V1.B16, V17.B16
-	VMOV V2.B16, V18.B16
-	VMOV V3.B16, V19.B16
+	VEOR V15.B16, V0.B16, V16.B16
+	VEOR V15.B16, V1.B16, V17.B16
+	VEOR V15.B16, V2.B16, V18.B16
+	VEOR V15.B16, V3.B16, V19.B16
+	MOVD $qmatConst4<>(SB), R8
+	FMOVQ (R8), F3
 	VTBL V28.B16, [V16.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 352(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -23408,16 +23822,17 @@ fusedQ6KWovenx2_loop145:
 	VORR V1.B16, V2.B16, V2.B16
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 256(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 256(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
+	FMOVS 256(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
 	VTBL V28.B16, [V17.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 368(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -23453,16 +23868,17 @@ fusedQ6KWovenx2_loop145:
 	VORR V1.B16, V2.B16, V2.B16
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 264(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 264(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
+	FMOVS 264(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
 	VTBL V29.B16, [V16.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 356(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -23502,16 +23918,17 @@ fusedQ6KWovenx2_loop145:
 	VORR V1.B16, V2.B16, V2.B16
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 256(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 256(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
+	FMOVS 256(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
 	VTBL V29.B16, [V17.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 372(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -23547,16 +23964,17 @@ fusedQ6KWovenx2_loop145:
 	VORR V1.B16, V2.B16, V2.B16
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 264(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 264(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
+	FMOVS 264(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
 	VTBL V30.B16, [V16.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 360(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -23596,16 +24014,17 @@ fusedQ6KWovenx2_loop145:
 	VORR V1.B16, V2.B16, V2.B16
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 260(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 260(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
+	FMOVS 260(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
 	VTBL V30.B16, [V17.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 376(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -23645,16 +24064,17 @@ fusedQ6KWovenx2_loop145:
 	VORR V1.B16, V2.B16, V2.B16
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 268(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 268(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
+	FMOVS 268(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
 	VTBL V31.B16, [V16.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 364(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -23694,16 +24114,17 @@ fusedQ6KWovenx2_loop145:
 	VORR V1.B16, V2.B16, V2.B16
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 260(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 260(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
+	FMOVS 260(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
 	VTBL V31.B16, [V17.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 380(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -23743,16 +24164,17 @@ fusedQ6KWovenx2_loop145:
 	VORR V1.B16, V2.B16, V2.B16
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 268(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 268(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
+	FMOVS 268(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
 	VTBL V28.B16, [V18.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 384(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -23792,16 +24214,17 @@ fusedQ6KWovenx2_loop145:
 	VORR V1.B16, V2.B16, V2.B16
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 272(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 272(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
+	FMOVS 272(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
 	VTBL V28.B16, [V19.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 400(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -23837,16 +24260,17 @@ fusedQ6KWovenx2_loop145:
 	VORR V1.B16, V2.B16, V2.B16
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 280(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 280(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
+	FMOVS 280(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
 	VTBL V29.B16, [V18.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 388(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -23886,16 +24310,17 @@ fusedQ6KWovenx2_loop145:
 	VORR V1.B16, V2.B16, V2.B16
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 272(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 272(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
+	FMOVS 272(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
 	VTBL V29.B16, [V19.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 404(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -23931,16 +24356,17 @@ fusedQ6KWovenx2_loop145:
 	VORR V1.B16, V2.B16, V2.B16
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 280(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 280(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
+	FMOVS 280(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
 	VTBL V30.B16, [V18.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 392(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -23980,16 +24406,17 @@ fusedQ6KWovenx2_loop145:
 	VORR V1.B16, V2.B16, V2.B16
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 276(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 276(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
+	FMOVS 276(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
 	VTBL V30.B16, [V19.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 408(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -24029,16 +24456,17 @@ fusedQ6KWovenx2_loop145:
 	VORR V1.B16, V2.B16, V2.B16
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 284(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 284(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
+	FMOVS 284(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
 	VTBL V31.B16, [V18.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 396(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -24078,16 +24506,17 @@ fusedQ6KWovenx2_loop145:
 	VORR V1.B16, V2.B16, V2.B16
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 276(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 276(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
+	FMOVS 276(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
 	VTBL V31.B16, [V19.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 412(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -24127,14 +24556,14 @@ fusedQ6KWovenx2_loop145:
 	VORR V1.B16, V2.B16, V2.B16
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 284(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 284(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
+	FMOVS 284(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
 	ADD $3360, R1, R1
 	ADD R9, R10, R10
 	ADD R9, R11, R11
@@ -24166,6 +24595,10 @@ TEXT ·fusedQ80x2(SB), NOSPLIT, $0-64
 	VMOVI $0, V20.B16
 	ADD $480, R10, R11
 	VMOVI $0, V21.B16
+	MOVD $qmatConst4<>(SB), R8
+	FMOVQ (R8), F3
+	MOVD $qmatConst17<>(SB), R8
+	FMOVQ (R8), F9
 fusedQ80x2_block147:
 	CBZ R7, fusedQ80x2_done148
 	SUB $1, R7, R7
@@ -24177,10 +24610,14 @@ fusedQ80x2_block147:
 	ADD $68, R21, R21
 	PRFM (R22), PLDL2KEEP
 	ADD $68, R22, R22
-	VLD1 (R1), V12.H[0]
-	VLD1 (R2), V12.H[1]
-	VLD1 (R3), V12.H[2]
-	VLD1 (R4), V12.H[3]
+	MOVHU (R1), R8
+	MOVHU (R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU (R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU (R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F12
 	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
 	FMOVQ 2(R1), F0
 	FMOVQ 18(R1), F1
@@ -24194,52 +24631,58 @@ fusedQ80x2_block147:
 	FMOVQ 2(R4), F10
 	FMOVQ 18(R4), F11
 	ADD $34, R4, R4
-	FLDPQ (R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ (R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 16(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FLDPQ (R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 256(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVQ (R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 16(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 256(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	CBZ R7, fusedQ80x2_done148
 	SUB $1, R7, R7
-	VLD1 (R1), V12.H[0]
-	VLD1 (R2), V12.H[1]
-	VLD1 (R3), V12.H[2]
-	VLD1 (R4), V12.H[3]
+	MOVHU (R1), R8
+	MOVHU (R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU (R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU (R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F12
 	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
 	FMOVQ 2(R1), F0
 	FMOVQ 18(R1), F1
@@ -24253,172 +24696,48 @@ fusedQ80x2_block147:
 	FMOVQ 2(R4), F10
 	FMOVQ 18(R4), F11
 	ADD $34, R4, R4
-	FLDPQ 32(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 32(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 48(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FLDPQ 32(R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 260(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVQ 32(R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 48(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	CBZ R7, fusedQ80x2_done148
-	SUB $1, R7, R7
-	PRFM (R19), PLDL2KEEP
-	ADD $68, R19, R19
-	PRFM (R20), PLDL2KEEP
-	ADD $68, R20, R20
-	PRFM (R21), PLDL2KEEP
-	ADD $68, R21, R21
-	PRFM (R22), PLDL2KEEP
-	ADD $68, R22, R22
-	VLD1 (R1), V12.H[0]
-	VLD1 (R2), V12.H[1]
-	VLD1 (R3), V12.H[2]
-	VLD1 (R4), V12.H[3]
-	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
-	FMOVQ 2(R1), F0
-	FMOVQ 18(R1), F1
-	ADD $34, R1, R1
-	FMOVQ 2(R2), F2
-	FMOVQ 18(R2), F24
-	ADD $34, R2, R2
-	FMOVQ 2(R3), F25
-	FMOVQ 18(R3), F26
-	ADD $34, R3, R3
-	FMOVQ 2(R4), F10
-	FMOVQ 18(R4), F11
-	ADD $34, R4, R4
-	FLDPQ 64(R10), (F8, F9)
-	VMOVI $0, V4.B16
-	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
-	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
-	VADDP V5.S4, V4.S4, V4.S4
-	VADDP V7.S4, V6.S4, V6.S4
-	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
-	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FLDPQ 64(R11), (F8, F9)
-	VMOVI $0, V4.B16
-	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
-	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
-	VADDP V5.S4, V4.S4, V4.S4
-	VADDP V7.S4, V6.S4, V6.S4
-	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
-	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	CBZ R7, fusedQ80x2_done148
-	SUB $1, R7, R7
-	VLD1 (R1), V12.H[0]
-	VLD1 (R2), V12.H[1]
-	VLD1 (R3), V12.H[2]
-	VLD1 (R4), V12.H[3]
-	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
-	FMOVQ 2(R1), F0
-	FMOVQ 18(R1), F1
-	ADD $34, R1, R1
-	FMOVQ 2(R2), F2
-	FMOVQ 18(R2), F24
-	ADD $34, R2, R2
-	FMOVQ 2(R3), F25
-	FMOVQ 18(R3), F26
-	ADD $34, R3, R3
-	FMOVQ 2(R4), F10
-	FMOVQ 18(R4), F11
-	ADD $34, R4, R4
-	FLDPQ 96(R10), (F8, F9)
-	VMOVI $0, V4.B16
-	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
-	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
-	VADDP V5.S4, V4.S4, V4.S4
-	VADDP V7.S4, V6.S4, V6.S4
-	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
-	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FLDPQ 96(R11), (F8, F9)
-	VMOVI $0, V4.B16
-	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
-	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
-	VADDP V5.S4, V4.S4, V4.S4
-	VADDP V7.S4, V6.S4, V6.S4
-	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
-	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 260(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	CBZ R7, fusedQ80x2_done148
 	SUB $1, R7, R7
 	PRFM (R19), PLDL2KEEP
@@ -24429,10 +24748,14 @@ fusedQ80x2_block147:
 	ADD $68, R21, R21
 	PRFM (R22), PLDL2KEEP
 	ADD $68, R22, R22
-	VLD1 (R1), V12.H[0]
-	VLD1 (R2), V12.H[1]
-	VLD1 (R3), V12.H[2]
-	VLD1 (R4), V12.H[3]
+	MOVHU (R1), R8
+	MOVHU (R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU (R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU (R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F12
 	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
 	FMOVQ 2(R1), F0
 	FMOVQ 18(R1), F1
@@ -24446,52 +24769,58 @@ fusedQ80x2_block147:
 	FMOVQ 2(R4), F10
 	FMOVQ 18(R4), F11
 	ADD $34, R4, R4
-	FLDPQ 128(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 64(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 80(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FLDPQ 128(R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 264(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVQ 64(R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 80(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 264(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	CBZ R7, fusedQ80x2_done148
 	SUB $1, R7, R7
-	VLD1 (R1), V12.H[0]
-	VLD1 (R2), V12.H[1]
-	VLD1 (R3), V12.H[2]
-	VLD1 (R4), V12.H[3]
+	MOVHU (R1), R8
+	MOVHU (R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU (R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU (R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F12
 	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
 	FMOVQ 2(R1), F0
 	FMOVQ 18(R1), F1
@@ -24505,46 +24834,48 @@ fusedQ80x2_block147:
 	FMOVQ 2(R4), F10
 	FMOVQ 18(R4), F11
 	ADD $34, R4, R4
-	FLDPQ 160(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 96(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 112(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FLDPQ 160(R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 268(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVQ 96(R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 112(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 268(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	CBZ R7, fusedQ80x2_done148
 	SUB $1, R7, R7
 	PRFM (R19), PLDL2KEEP
@@ -24555,10 +24886,14 @@ fusedQ80x2_block147:
 	ADD $68, R21, R21
 	PRFM (R22), PLDL2KEEP
 	ADD $68, R22, R22
-	VLD1 (R1), V12.H[0]
-	VLD1 (R2), V12.H[1]
-	VLD1 (R3), V12.H[2]
-	VLD1 (R4), V12.H[3]
+	MOVHU (R1), R8
+	MOVHU (R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU (R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU (R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F12
 	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
 	FMOVQ 2(R1), F0
 	FMOVQ 18(R1), F1
@@ -24572,52 +24907,58 @@ fusedQ80x2_block147:
 	FMOVQ 2(R4), F10
 	FMOVQ 18(R4), F11
 	ADD $34, R4, R4
-	FLDPQ 192(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 128(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 144(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FLDPQ 192(R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 272(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVQ 128(R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 144(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 272(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	CBZ R7, fusedQ80x2_done148
 	SUB $1, R7, R7
-	VLD1 (R1), V12.H[0]
-	VLD1 (R2), V12.H[1]
-	VLD1 (R3), V12.H[2]
-	VLD1 (R4), V12.H[3]
+	MOVHU (R1), R8
+	MOVHU (R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU (R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU (R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F12
 	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
 	FMOVQ 2(R1), F0
 	FMOVQ 18(R1), F1
@@ -24631,46 +24972,186 @@ fusedQ80x2_block147:
 	FMOVQ 2(R4), F10
 	FMOVQ 18(R4), F11
 	ADD $34, R4, R4
-	FLDPQ 224(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 160(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 176(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FLDPQ 224(R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 276(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVQ 160(R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 176(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 276(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	CBZ R7, fusedQ80x2_done148
+	SUB $1, R7, R7
+	PRFM (R19), PLDL2KEEP
+	ADD $68, R19, R19
+	PRFM (R20), PLDL2KEEP
+	ADD $68, R20, R20
+	PRFM (R21), PLDL2KEEP
+	ADD $68, R21, R21
+	PRFM (R22), PLDL2KEEP
+	ADD $68, R22, R22
+	MOVHU (R1), R8
+	MOVHU (R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU (R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU (R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F12
+	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
+	FMOVQ 2(R1), F0
+	FMOVQ 18(R1), F1
+	ADD $34, R1, R1
+	FMOVQ 2(R2), F2
+	FMOVQ 18(R2), F24
+	ADD $34, R2, R2
+	FMOVQ 2(R3), F25
+	FMOVQ 18(R3), F26
+	ADD $34, R3, R3
+	FMOVQ 2(R4), F10
+	FMOVQ 18(R4), F11
+	ADD $34, R4, R4
+	FMOVQ 192(R10), F8
+	VMOV V9.B16, V4.B16
+	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
+	VMOV V9.B16, V5.B16
+	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
+	VMOV V9.B16, V6.B16
+	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
+	VMOV V9.B16, V7.B16
+	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
+	FMOVQ 208(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
+	VADDP V5.S4, V4.S4, V4.S4
+	VADDP V7.S4, V6.S4, V6.S4
+	VADDP V6.S4, V4.S4, V4.S4
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
+	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
+	FMOVS 280(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVQ 192(R11), F8
+	VMOV V9.B16, V4.B16
+	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
+	VMOV V9.B16, V5.B16
+	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
+	VMOV V9.B16, V6.B16
+	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
+	VMOV V9.B16, V7.B16
+	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
+	FMOVQ 208(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
+	VADDP V5.S4, V4.S4, V4.S4
+	VADDP V7.S4, V6.S4, V6.S4
+	VADDP V6.S4, V4.S4, V4.S4
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
+	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
+	FMOVS 280(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	CBZ R7, fusedQ80x2_done148
+	SUB $1, R7, R7
+	MOVHU (R1), R8
+	MOVHU (R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU (R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU (R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F12
+	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
+	FMOVQ 2(R1), F0
+	FMOVQ 18(R1), F1
+	ADD $34, R1, R1
+	FMOVQ 2(R2), F2
+	FMOVQ 18(R2), F24
+	ADD $34, R2, R2
+	FMOVQ 2(R3), F25
+	FMOVQ 18(R3), F26
+	ADD $34, R3, R3
+	FMOVQ 2(R4), F10
+	FMOVQ 18(R4), F11
+	ADD $34, R4, R4
+	FMOVQ 224(R10), F8
+	VMOV V9.B16, V4.B16
+	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
+	VMOV V9.B16, V5.B16
+	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
+	VMOV V9.B16, V6.B16
+	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
+	VMOV V9.B16, V7.B16
+	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
+	FMOVQ 240(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
+	VADDP V5.S4, V4.S4, V4.S4
+	VADDP V7.S4, V6.S4, V6.S4
+	VADDP V6.S4, V4.S4, V4.S4
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
+	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
+	FMOVS 284(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVQ 224(R11), F8
+	VMOV V9.B16, V4.B16
+	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
+	VMOV V9.B16, V5.B16
+	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
+	VMOV V9.B16, V6.B16
+	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
+	VMOV V9.B16, V7.B16
+	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
+	FMOVQ 240(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
+	VADDP V5.S4, V4.S4, V4.S4
+	VADDP V7.S4, V6.S4, V6.S4
+	VADDP V6.S4, V4.S4, V4.S4
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
+	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
+	FMOVS 284(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	ADD R9, R10, R10
 	ADD R9, R11, R11
 	B fusedQ80x2_block147
@@ -24759,11 +25240,17 @@ fusedQ4Kx3_loop149:
 	VUSHR $4, V3.B16, V19.B16
 	VORR V1.B16, V17.B16, V17.B16
 	VORR V2.B16, V19.B16, V19.B16
+	MOVD $qmatConst4<>(SB), R8
+	FMOVQ (R8), F3
+	MOVD $qmatConst17<>(SB), R8
+	FMOVQ (R8), F9
 	VTBL V28.B16, [V16.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V28.B16, [V18.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
 	FLDPQ 16(R1), (F0, F1)
 	VAND V27.B16, V0.B16, V0.B16
@@ -24777,77 +25264,82 @@ fusedQ4Kx3_loop149:
 	FLDPQ 16(R4), (F10, F11)
 	VAND V27.B16, V10.B16, V10.B16
 	VAND V27.B16, V11.B16, V11.B16
-	FLDPQ (R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ (R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 16(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 320(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	FLDPQ (R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 256(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 320(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	FMOVQ (R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 16(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FMOVS 320(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
-	FLDPQ (R12), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 256(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVS 320(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
+	FMOVQ (R12), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 16(R12), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
-	FMOVS 320(R12), F3
-	WORD $0x4f8311b6 // fmla v22.4s, v13.4s, v3.s[0]
+	FMOVS 256(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
+	FMOVS 320(R12), F8
+	WORD $0x4f8811b6 // fmla v22.4s, v13.4s, v8.s[0]
 	VTBL V29.B16, [V16.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V29.B16, [V18.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
 	FLDPQ 16(R1), (F0, F1)
 	VUSHR $4, V0.B16, V0.B16
@@ -24861,77 +25353,82 @@ fusedQ4Kx3_loop149:
 	FLDPQ 16(R4), (F10, F11)
 	VUSHR $4, V10.B16, V10.B16
 	VUSHR $4, V11.B16, V11.B16
-	FLDPQ 32(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 32(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 48(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 324(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	FLDPQ 32(R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 260(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 324(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	FMOVQ 32(R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 48(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FMOVS 324(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
-	FLDPQ 32(R12), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 260(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVS 324(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
+	FMOVQ 32(R12), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 48(R12), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
-	FMOVS 324(R12), F3
-	WORD $0x4f8311b6 // fmla v22.4s, v13.4s, v3.s[0]
+	FMOVS 260(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
+	FMOVS 324(R12), F8
+	WORD $0x4f8811b6 // fmla v22.4s, v13.4s, v8.s[0]
 	VTBL V30.B16, [V16.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V30.B16, [V18.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
 	FLDPQ 48(R1), (F0, F1)
 	VAND V27.B16, V0.B16, V0.B16
@@ -24945,77 +25442,82 @@ fusedQ4Kx3_loop149:
 	FLDPQ 48(R4), (F10, F11)
 	VAND V27.B16, V10.B16, V10.B16
 	VAND V27.B16, V11.B16, V11.B16
-	FLDPQ 64(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 64(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 80(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 328(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	FLDPQ 64(R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 264(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 328(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	FMOVQ 64(R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 80(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FMOVS 328(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
-	FLDPQ 64(R12), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 264(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVS 328(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
+	FMOVQ 64(R12), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 80(R12), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
-	FMOVS 328(R12), F3
-	WORD $0x4f8311b6 // fmla v22.4s, v13.4s, v3.s[0]
+	FMOVS 264(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
+	FMOVS 328(R12), F8
+	WORD $0x4f8811b6 // fmla v22.4s, v13.4s, v8.s[0]
 	VTBL V31.B16, [V16.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V31.B16, [V18.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
 	FLDPQ 48(R1), (F0, F1)
 	VUSHR $4, V0.B16, V0.B16
@@ -25029,77 +25531,82 @@ fusedQ4Kx3_loop149:
 	FLDPQ 48(R4), (F10, F11)
 	VUSHR $4, V10.B16, V10.B16
 	VUSHR $4, V11.B16, V11.B16
-	FLDPQ 96(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 96(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 112(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 332(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	FLDPQ 96(R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 268(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 332(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	FMOVQ 96(R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 112(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FMOVS 332(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
-	FLDPQ 96(R12), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 268(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVS 332(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
+	FMOVQ 96(R12), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 112(R12), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
-	FMOVS 332(R12), F3
-	WORD $0x4f8311b6 // fmla v22.4s, v13.4s, v3.s[0]
+	FMOVS 268(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
+	FMOVS 332(R12), F8
+	WORD $0x4f8811b6 // fmla v22.4s, v13.4s, v8.s[0]
 	VTBL V28.B16, [V17.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V28.B16, [V19.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
 	FLDPQ 80(R1), (F0, F1)
 	VAND V27.B16, V0.B16, V0.B16
@@ -25113,77 +25620,82 @@ fusedQ4Kx3_loop149:
 	FLDPQ 80(R4), (F10, F11)
 	VAND V27.B16, V10.B16, V10.B16
 	VAND V27.B16, V11.B16, V11.B16
-	FLDPQ 128(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 128(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 144(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 336(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	FLDPQ 128(R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 272(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 336(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	FMOVQ 128(R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 144(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FMOVS 336(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
-	FLDPQ 128(R12), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 272(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVS 336(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
+	FMOVQ 128(R12), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 144(R12), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
-	FMOVS 336(R12), F3
-	WORD $0x4f8311b6 // fmla v22.4s, v13.4s, v3.s[0]
+	FMOVS 272(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
+	FMOVS 336(R12), F8
+	WORD $0x4f8811b6 // fmla v22.4s, v13.4s, v8.s[0]
 	VTBL V29.B16, [V17.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V29.B16, [V19.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
 	FLDPQ 80(R1), (F0, F1)
 	VUSHR $4, V0.B16, V0.B16
@@ -25197,77 +25709,82 @@ fusedQ4Kx3_loop149:
 	FLDPQ 80(R4), (F10, F11)
 	VUSHR $4, V10.B16, V10.B16
 	VUSHR $4, V11.B16, V11.B16
-	FLDPQ 160(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 160(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 176(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 340(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	FLDPQ 160(R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 276(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 340(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	FMOVQ 160(R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 176(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FMOVS 340(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
-	FLDPQ 160(R12), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 276(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVS 340(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
+	FMOVQ 160(R12), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 176(R12), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
-	FMOVS 340(R12), F3
-	WORD $0x4f8311b6 // fmla v22.4s, v13.4s, v3.s[0]
+	FMOVS 276(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
+	FMOVS 340(R12), F8
+	WORD $0x4f8811b6 // fmla v22.4s, v13.4s, v8.s[0]
 	VTBL V30.B16, [V17.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V30.B16, [V19.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
 	FLDPQ 112(R1), (F0, F1)
 	VAND V27.B16, V0.B16, V0.B16
@@ -25281,77 +25798,82 @@ fusedQ4Kx3_loop149:
 	FLDPQ 112(R4), (F10, F11)
 	VAND V27.B16, V10.B16, V10.B16
 	VAND V27.B16, V11.B16, V11.B16
-	FLDPQ 192(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 192(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 208(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 344(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	FLDPQ 192(R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 280(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 344(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	FMOVQ 192(R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 208(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FMOVS 344(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
-	FLDPQ 192(R12), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 280(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVS 344(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
+	FMOVQ 192(R12), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 208(R12), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
-	FMOVS 344(R12), F3
-	WORD $0x4f8311b6 // fmla v22.4s, v13.4s, v3.s[0]
+	FMOVS 280(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
+	FMOVS 344(R12), F8
+	WORD $0x4f8811b6 // fmla v22.4s, v13.4s, v8.s[0]
 	VTBL V31.B16, [V17.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V31.B16, [V19.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
 	FLDPQ 112(R1), (F0, F1)
 	VUSHR $4, V0.B16, V0.B16
@@ -25365,72 +25887,75 @@ fusedQ4Kx3_loop149:
 	FLDPQ 112(R4), (F10, F11)
 	VUSHR $4, V10.B16, V10.B16
 	VUSHR $4, V11.B16, V11.B16
-	FLDPQ 224(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 224(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 240(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 348(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	FLDPQ 224(R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 284(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 348(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	FMOVQ 224(R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 240(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FMOVS 348(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
-	FLDPQ 224(R12), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 284(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVS 348(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
+	FMOVQ 224(R12), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 240(R12), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
-	FMOVS 348(R12), F3
-	WORD $0x4f8311b6 // fmla v22.4s, v13.4s, v3.s[0]
+	FMOVS 284(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
+	FMOVS 348(R12), F8
+	WORD $0x4f8811b6 // fmla v22.4s, v13.4s, v8.s[0]
 	ADD $144, R1, R1
 	ADD $144, R2, R2
 	ADD $144, R3, R3
@@ -25473,8 +25998,6 @@ TEXT ·fusedQ4KWovenx3(SB), NOSPLIT, $0-64
 	MOVD $qmatConst3<>(SB), R8
 	FMOVQ (R8), F31
 	VMOVI $15, V27.B16
-	MOVD $qmatConst16<>(SB), R8
-	FMOVQ (R8), F25
 	LSR $3, R7, R6
 	CMP $1, R6
 	BLT fusedQ4KWovenx3_done152
@@ -25510,15 +26033,19 @@ fusedQ4KWovenx3_loop151:
 	VUSHR $4, V3.B16, V19.B16
 	VORR V1.B16, V17.B16, V17.B16
 	VORR V2.B16, V19.B16, V19.B16
+	MOVD $qmatConst4<>(SB), R8
+	FMOVQ (R8), F3
 	VTBL V28.B16, [V16.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V28.B16, [V18.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
-	VMOV V25.B16, V4.B16
-	VMOV V25.B16, V5.B16
-	VMOV V25.B16, V6.B16
+	VMOV V3.B16, V4.B16
+	VMOV V3.B16, V5.B16
+	VMOV V3.B16, V6.B16
 	FMOVQ (R10), F8
 	FMOVQ (R11), F9
 	FMOVQ (R12), F10
@@ -25565,33 +26092,35 @@ fusedQ4KWovenx3_loop151:
 	WORD $0x4fa8e824 // sdot v4.4s, v1.16b, v8.4b[3]
 	WORD $0x4fa9e825 // sdot v5.4s, v1.16b, v9.4b[3]
 	WORD $0x4faae826 // sdot v6.4s, v1.16b, v10.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 320(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 256(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 320(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 256(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	FMOVS 320(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 256(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	FMOVS 320(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 256(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
-	FMOVS 320(R12), F3
-	WORD $0x4f8311b6 // fmla v22.4s, v13.4s, v3.s[0]
+	FMOVS 256(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
+	FMOVS 320(R12), F8
+	WORD $0x4f8811b6 // fmla v22.4s, v13.4s, v8.s[0]
 	VTBL V29.B16, [V16.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V29.B16, [V18.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
-	VMOV V25.B16, V4.B16
-	VMOV V25.B16, V5.B16
-	VMOV V25.B16, V6.B16
+	VMOV V3.B16, V4.B16
+	VMOV V3.B16, V5.B16
+	VMOV V3.B16, V6.B16
 	FMOVQ 32(R10), F8
 	FMOVQ 32(R11), F9
 	FMOVQ 32(R12), F10
@@ -25638,33 +26167,35 @@ fusedQ4KWovenx3_loop151:
 	WORD $0x4fa8e824 // sdot v4.4s, v1.16b, v8.4b[3]
 	WORD $0x4fa9e825 // sdot v5.4s, v1.16b, v9.4b[3]
 	WORD $0x4faae826 // sdot v6.4s, v1.16b, v10.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 324(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 260(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 324(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 260(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	FMOVS 324(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 260(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	FMOVS 324(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 260(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
-	FMOVS 324(R12), F3
-	WORD $0x4f8311b6 // fmla v22.4s, v13.4s, v3.s[0]
+	FMOVS 260(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
+	FMOVS 324(R12), F8
+	WORD $0x4f8811b6 // fmla v22.4s, v13.4s, v8.s[0]
 	VTBL V30.B16, [V16.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V30.B16, [V18.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
-	VMOV V25.B16, V4.B16
-	VMOV V25.B16, V5.B16
-	VMOV V25.B16, V6.B16
+	VMOV V3.B16, V4.B16
+	VMOV V3.B16, V5.B16
+	VMOV V3.B16, V6.B16
 	FMOVQ 64(R10), F8
 	FMOVQ 64(R11), F9
 	FMOVQ 64(R12), F10
@@ -25711,33 +26242,35 @@ fusedQ4KWovenx3_loop151:
 	WORD $0x4fa8e824 // sdot v4.4s, v1.16b, v8.4b[3]
 	WORD $0x4fa9e825 // sdot v5.4s, v1.16b, v9.4b[3]
 	WORD $0x4faae826 // sdot v6.4s, v1.16b, v10.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 328(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 264(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 328(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 264(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	FMOVS 328(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 264(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	FMOVS 328(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 264(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
-	FMOVS 328(R12), F3
-	WORD $0x4f8311b6 // fmla v22.4s, v13.4s, v3.s[0]
+	FMOVS 264(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
+	FMOVS 328(R12), F8
+	WORD $0x4f8811b6 // fmla v22.4s, v13.4s, v8.s[0]
 	VTBL V31.B16, [V16.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V31.B16, [V18.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
-	VMOV V25.B16, V4.B16
-	VMOV V25.B16, V5.B16
-	VMOV V25.B16, V6.B16
+	VMOV V3.B16, V4.B16
+	VMOV V3.B16, V5.B16
+	VMOV V3.B16, V6.B16
 	FMOVQ 96(R10), F8
 	FMOVQ 96(R11), F9
 	FMOVQ 96(R12), F10
@@ -25784,33 +26317,35 @@ fusedQ4KWovenx3_loop151:
 	WORD $0x4fa8e824 // sdot v4.4s, v1.16b, v8.4b[3]
 	WORD $0x4fa9e825 // sdot v5.4s, v1.16b, v9.4b[3]
 	WORD $0x4faae826 // sdot v6.4s, v1.16b, v10.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 332(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 268(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 332(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 268(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	FMOVS 332(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 268(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	FMOVS 332(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 268(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
-	FMOVS 332(R12), F3
-	WORD $0x4f8311b6 // fmla v22.4s, v13.4s, v3.s[0]
+	FMOVS 268(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
+	FMOVS 332(R12), F8
+	WORD $0x4f8811b6 // fmla v22.4s, v13.4s, v8.s[0]
 	VTBL V28.B16, [V17.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V28.B16, [V19.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
-	VMOV V25.B16, V4.B16
-	VMOV V25.B16, V5.B16
-	VMOV V25.B16, V6.B16
+	VMOV V3.B16, V4.B16
+	VMOV V3.B16, V5.B16
+	VMOV V3.B16, V6.B16
 	FMOVQ 128(R10), F8
 	FMOVQ 128(R11), F9
 	FMOVQ 128(R12), F10
@@ -25857,33 +26392,35 @@ fusedQ4KWovenx3_loop151:
 	WORD $0x4fa8e824 // sdot v4.4s, v1.16b, v8.4b[3]
 	WORD $0x4fa9e825 // sdot v5.4s, v1.16b, v9.4b[3]
 	WORD $0x4faae826 // sdot v6.4s, v1.16b, v10.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 336(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 272(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 336(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 272(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	FMOVS 336(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 272(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	FMOVS 336(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 272(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
-	FMOVS 336(R12), F3
-	WORD $0x4f8311b6 // fmla v22.4s, v13.4s, v3.s[0]
+	FMOVS 272(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
+	FMOVS 336(R12), F8
+	WORD $0x4f8811b6 // fmla v22.4s, v13.4s, v8.s[0]
 	VTBL V29.B16, [V17.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V29.B16, [V19.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
-	VMOV V25.B16, V4.B16
-	VMOV V25.B16, V5.B16
-	VMOV V25.B16, V6.B16
+	VMOV V3.B16, V4.B16
+	VMOV V3.B16, V5.B16
+	VMOV V3.B16, V6.B16
 	FMOVQ 160(R10), F8
 	FMOVQ 160(R11), F9
 	FMOVQ 160(R12), F10
@@ -25930,33 +26467,35 @@ fusedQ4KWovenx3_loop151:
 	WORD $0x4fa8e824 // sdot v4.4s, v1.16b, v8.4b[3]
 	WORD $0x4fa9e825 // sdot v5.4s, v1.16b, v9.4b[3]
 	WORD $0x4faae826 // sdot v6.4s, v1.16b, v10.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 340(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 276(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 340(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 276(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	FMOVS 340(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 276(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	FMOVS 340(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 276(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
-	FMOVS 340(R12), F3
-	WORD $0x4f8311b6 // fmla v22.4s, v13.4s, v3.s[0]
+	FMOVS 276(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
+	FMOVS 340(R12), F8
+	WORD $0x4f8811b6 // fmla v22.4s, v13.4s, v8.s[0]
 	VTBL V30.B16, [V17.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V30.B16, [V19.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
-	VMOV V25.B16, V4.B16
-	VMOV V25.B16, V5.B16
-	VMOV V25.B16, V6.B16
+	VMOV V3.B16, V4.B16
+	VMOV V3.B16, V5.B16
+	VMOV V3.B16, V6.B16
 	FMOVQ 192(R10), F8
 	FMOVQ 192(R11), F9
 	FMOVQ 192(R12), F10
@@ -26003,33 +26542,35 @@ fusedQ4KWovenx3_loop151:
 	WORD $0x4fa8e824 // sdot v4.4s, v1.16b, v8.4b[3]
 	WORD $0x4fa9e825 // sdot v5.4s, v1.16b, v9.4b[3]
 	WORD $0x4faae826 // sdot v6.4s, v1.16b, v10.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 344(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 280(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 344(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 280(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	FMOVS 344(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 280(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	FMOVS 344(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 280(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
-	FMOVS 344(R12), F3
-	WORD $0x4f8311b6 // fmla v22.4s, v13.4s, v3.s[0]
+	FMOVS 280(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
+	FMOVS 344(R12), F8
+	WORD $0x4f8811b6 // fmla v22.4s, v13.4s, v8.s[0]
 	VTBL V31.B16, [V17.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V31.B16, [V19.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
-	VMOV V25.B16, V4.B16
-	VMOV V25.B16, V5.B16
-	VMOV V25.B16, V6.B16
+	VMOV V3.B16, V4.B16
+	VMOV V3.B16, V5.B16
+	VMOV V3.B16, V6.B16
 	FMOVQ 224(R10), F8
 	FMOVQ 224(R11), F9
 	FMOVQ 224(R12), F10
@@ -26076,24 +26617,24 @@ fusedQ4KWovenx3_loop151:
 	WORD $0x4fa8e824 // sdot v4.4s, v1.16b, v8.4b[3]
 	WORD $0x4fa9e825 // sdot v5.4s, v1.16b, v9.4b[3]
 	WORD $0x4faae826 // sdot v6.4s, v1.16b, v10.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 348(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 284(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 348(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 284(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	FMOVS 348(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 284(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	FMOVS 348(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 284(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
-	FMOVS 348(R12), F3
-	WORD $0x4f8311b6 // fmla v22.4s, v13.4s, v3.s[0]
+	FMOVS 284(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
+	FMOVS 348(R12), F8
+	WORD $0x4f8811b6 // fmla v22.4s, v13.4s, v8.s[0]
 	ADD $2304, R1, R1
 	ADD R9, R10, R10
 	ADD R9, R11, R11
@@ -26130,18 +26671,19 @@ TEXT ·fusedQ6Kx3(SB), NOSPLIT, $0-64
 	VMOVI $0, V21.B16
 	ADD $480, R11, R12
 	VMOVI $0, V22.B16
-	MOVD $qmatConst4<>(SB), R8
+	MOVD $qmatConst0<>(SB), R8
 	FMOVQ (R8), F28
-	MOVD $qmatConst5<>(SB), R8
+	MOVD $qmatConst1<>(SB), R8
 	FMOVQ (R8), F29
-	MOVD $qmatConst6<>(SB), R8
+	MOVD $qmatConst2<>(SB), R8
 	FMOVQ (R8), F30
-	MOVD $qmatConst7<>(SB), R8
+	MOVD $qmatConst3<>(SB), R8
 	FMOVQ (R8), F31
 	VMOVI $15, V27.B16
 	VMOVI $48, V26.B16
-	MOVD $qmatConst16<>(SB), R8
-	FMOVQ (R8), F25
+	MOVD $qmatConst18<>(SB), R8
+	FMOVQ (R8), F13
+	VMOVI $128, V15.B16
 	LSR $3, R7, R6
 	CMP $1, R6
 	BLT fusedQ6Kx3_done154
@@ -26166,14 +26708,14 @@ fusedQ6Kx3_loop153:
 	PRFM 128(R22), PLDL2KEEP
 	PRFM 192(R22), PLDL2KEEP
 	ADD $210, R22, R22
-	ADD $208, R1, R8
-	VLD1 (R8), V14.H[0]
-	ADD $208, R2, R8
-	VLD1 (R8), V14.H[1]
-	ADD $208, R3, R8
-	VLD1 (R8), V14.H[2]
-	ADD $208, R4, R8
-	VLD1 (R8), V14.H[3]
+	MOVHU 208(R1), R8
+	MOVHU 208(R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU 208(R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU 208(R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F14
 	WORD $0x0e2179ce // fcvtl v14.4s, v14.4h
 	FMOVQ 192(R1), F0
 	FMOVQ 192(R2), F1
@@ -26187,12 +26729,17 @@ fusedQ6Kx3_loop153:
 	VTRN1 V7.D2, V5.D2, V1.D2
 	VTRN2 V6.D2, V4.D2, V2.D2
 	VTRN2 V7.D2, V5.D2, V3.D2
-	VMOV V0.B16, V16.B16
-	VMOV V1.B16, V17.B16
-	VMOV V2.B16, V18.B16
-	VMOV V3.B16, V19.B16
+	VEOR V15.B16, V0.B16, V16.B16
+	VEOR V15.B16, V1.B16, V17.B16
+	VEOR V15.B16, V2.B16, V18.B16
+	VEOR V15.B16, V3.B16, V19.B16
+	MOVD $qmatConst4<>(SB), R8
+	FMOVQ (R8), F3
+	MOVD $qmatConst17<>(SB), R8
+	FMOVQ (R8), F9
 	VTBL V28.B16, [V16.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ (R1), F24
 	FMOVQ 128(R1), F1
@@ -26208,75 +26755,67 @@ fusedQ6Kx3_loop153:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ (R3), F24
 	FMOVQ 128(R3), F1
-	VAND V27.B16, V24.B16, V9.B16
-	VSHL $4, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ (R4), F24
-	FMOVQ 128(R4), F1
 	VAND V27.B16, V24.B16, V10.B16
 	VSHL $4, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ (R4), F24
+	FMOVQ 128(R4), F1
+	VAND V27.B16, V24.B16, V11.B16
+	VSHL $4, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ (R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 352(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 352(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 352(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 352(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 352(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 256(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ (R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 352(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 352(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 352(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 352(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 352(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 256(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	FMOVQ (R12), F8
-	VMOVI $0, V4.B16
+	FMOVS 352(R12), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 352(R12), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 352(R12), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 352(R12), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 352(R12), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 256(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	VTBL V28.B16, [V17.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ (R1), F24
 	FMOVQ 128(R1), F1
@@ -26290,73 +26829,65 @@ fusedQ6Kx3_loop153:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ (R3), F24
 	FMOVQ 128(R3), F1
-	VUSHR $4, V24.B16, V9.B16
+	VUSHR $4, V24.B16, V10.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
+	VORR V1.B16, V10.B16, V10.B16
 	FMOVQ (R4), F24
 	FMOVQ 128(R4), F1
-	VUSHR $4, V24.B16, V10.B16
+	VUSHR $4, V24.B16, V11.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V10.B16, V10.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 64(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 368(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 368(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 368(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 368(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 368(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 264(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 64(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 368(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 368(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 368(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 368(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 368(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 264(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	FMOVQ 64(R12), F8
-	VMOVI $0, V4.B16
+	FMOVS 368(R12), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 368(R12), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 368(R12), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 368(R12), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 368(R12), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 264(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	VTBL V29.B16, [V16.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 16(R1), F24
 	FMOVQ 144(R1), F1
@@ -26372,75 +26903,67 @@ fusedQ6Kx3_loop153:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 16(R3), F24
 	FMOVQ 144(R3), F1
-	VAND V27.B16, V24.B16, V9.B16
-	VSHL $4, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ 16(R4), F24
-	FMOVQ 144(R4), F1
 	VAND V27.B16, V24.B16, V10.B16
 	VSHL $4, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ 16(R4), F24
+	FMOVQ 144(R4), F1
+	VAND V27.B16, V24.B16, V11.B16
+	VSHL $4, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 16(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 356(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 356(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 356(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 356(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 356(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 256(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 16(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 356(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 356(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 356(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 356(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 356(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 256(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	FMOVQ 16(R12), F8
-	VMOVI $0, V4.B16
+	FMOVS 356(R12), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 356(R12), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 356(R12), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 356(R12), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 356(R12), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 256(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	VTBL V29.B16, [V17.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 16(R1), F24
 	FMOVQ 144(R1), F1
@@ -26454,73 +26977,65 @@ fusedQ6Kx3_loop153:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 16(R3), F24
 	FMOVQ 144(R3), F1
-	VUSHR $4, V24.B16, V9.B16
+	VUSHR $4, V24.B16, V10.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
+	VORR V1.B16, V10.B16, V10.B16
 	FMOVQ 16(R4), F24
 	FMOVQ 144(R4), F1
-	VUSHR $4, V24.B16, V10.B16
+	VUSHR $4, V24.B16, V11.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V10.B16, V10.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 80(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 372(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 372(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 372(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 372(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 372(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 264(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 80(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 372(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 372(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 372(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 372(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 372(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 264(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	FMOVQ 80(R12), F8
-	VMOVI $0, V4.B16
+	FMOVS 372(R12), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 372(R12), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 372(R12), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 372(R12), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 372(R12), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 264(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	VTBL V30.B16, [V16.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 32(R1), F24
 	FMOVQ 128(R1), F1
@@ -26536,75 +27051,67 @@ fusedQ6Kx3_loop153:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 32(R3), F24
 	FMOVQ 128(R3), F1
-	VAND V27.B16, V24.B16, V9.B16
-	VSHL $2, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ 32(R4), F24
-	FMOVQ 128(R4), F1
 	VAND V27.B16, V24.B16, V10.B16
 	VSHL $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ 32(R4), F24
+	FMOVQ 128(R4), F1
+	VAND V27.B16, V24.B16, V11.B16
+	VSHL $2, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 32(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 360(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 360(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 360(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 360(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 360(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 260(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 32(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 360(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 360(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 360(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 360(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 360(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 260(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	FMOVQ 32(R12), F8
-	VMOVI $0, V4.B16
+	FMOVS 360(R12), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 360(R12), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 360(R12), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 360(R12), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 360(R12), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 260(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	VTBL V30.B16, [V17.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 32(R1), F24
 	FMOVQ 128(R1), F1
@@ -26620,75 +27127,67 @@ fusedQ6Kx3_loop153:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 32(R3), F24
 	FMOVQ 128(R3), F1
-	VUSHR $4, V24.B16, V9.B16
+	VUSHR $4, V24.B16, V10.B16
 	VUSHR $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
+	VORR V1.B16, V10.B16, V10.B16
 	FMOVQ 32(R4), F24
 	FMOVQ 128(R4), F1
-	VUSHR $4, V24.B16, V10.B16
+	VUSHR $4, V24.B16, V11.B16
 	VUSHR $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V10.B16, V10.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 96(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 376(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 376(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 376(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 376(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 376(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 268(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 96(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 376(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 376(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 376(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 376(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 376(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 268(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	FMOVQ 96(R12), F8
-	VMOVI $0, V4.B16
+	FMOVS 376(R12), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 376(R12), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 376(R12), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 376(R12), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 376(R12), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 268(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	VTBL V31.B16, [V16.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 48(R1), F24
 	FMOVQ 144(R1), F1
@@ -26704,75 +27203,67 @@ fusedQ6Kx3_loop153:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 48(R3), F24
 	FMOVQ 144(R3), F1
-	VAND V27.B16, V24.B16, V9.B16
-	VSHL $2, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ 48(R4), F24
-	FMOVQ 144(R4), F1
 	VAND V27.B16, V24.B16, V10.B16
 	VSHL $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ 48(R4), F24
+	FMOVQ 144(R4), F1
+	VAND V27.B16, V24.B16, V11.B16
+	VSHL $2, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 48(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 364(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 364(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 364(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 364(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 364(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 260(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 48(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 364(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 364(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 364(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 364(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 364(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 260(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	FMOVQ 48(R12), F8
-	VMOVI $0, V4.B16
+	FMOVS 364(R12), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 364(R12), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 364(R12), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 364(R12), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 364(R12), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 260(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	VTBL V31.B16, [V17.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 48(R1), F24
 	FMOVQ 144(R1), F1
@@ -26788,75 +27279,67 @@ fusedQ6Kx3_loop153:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 48(R3), F24
 	FMOVQ 144(R3), F1
-	VUSHR $4, V24.B16, V9.B16
+	VUSHR $4, V24.B16, V10.B16
 	VUSHR $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
+	VORR V1.B16, V10.B16, V10.B16
 	FMOVQ 48(R4), F24
 	FMOVQ 144(R4), F1
-	VUSHR $4, V24.B16, V10.B16
+	VUSHR $4, V24.B16, V11.B16
 	VUSHR $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V10.B16, V10.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 112(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 380(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 380(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 380(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 380(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 380(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 268(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 112(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 380(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 380(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 380(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 380(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 380(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 268(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	FMOVQ 112(R12), F8
-	VMOVI $0, V4.B16
+	FMOVS 380(R12), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 380(R12), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 380(R12), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 380(R12), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 380(R12), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 268(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	VTBL V28.B16, [V18.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 64(R1), F24
 	FMOVQ 160(R1), F1
@@ -26872,75 +27355,67 @@ fusedQ6Kx3_loop153:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 64(R3), F24
 	FMOVQ 160(R3), F1
-	VAND V27.B16, V24.B16, V9.B16
-	VSHL $4, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ 64(R4), F24
-	FMOVQ 160(R4), F1
 	VAND V27.B16, V24.B16, V10.B16
 	VSHL $4, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ 64(R4), F24
+	FMOVQ 160(R4), F1
+	VAND V27.B16, V24.B16, V11.B16
+	VSHL $4, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 128(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 384(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 384(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 384(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 384(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 384(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 272(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 128(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 384(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 384(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 384(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 384(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 384(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 272(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	FMOVQ 128(R12), F8
-	VMOVI $0, V4.B16
+	FMOVS 384(R12), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 384(R12), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 384(R12), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 384(R12), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 384(R12), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 272(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	VTBL V28.B16, [V19.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 64(R1), F24
 	FMOVQ 160(R1), F1
@@ -26954,73 +27429,65 @@ fusedQ6Kx3_loop153:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 64(R3), F24
 	FMOVQ 160(R3), F1
-	VUSHR $4, V24.B16, V9.B16
+	VUSHR $4, V24.B16, V10.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
+	VORR V1.B16, V10.B16, V10.B16
 	FMOVQ 64(R4), F24
 	FMOVQ 160(R4), F1
-	VUSHR $4, V24.B16, V10.B16
+	VUSHR $4, V24.B16, V11.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V10.B16, V10.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 192(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 400(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 400(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 400(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 400(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 400(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 280(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 192(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 400(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 400(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 400(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 400(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 400(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 280(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	FMOVQ 192(R12), F8
-	VMOVI $0, V4.B16
+	FMOVS 400(R12), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 400(R12), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 400(R12), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 400(R12), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 400(R12), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 280(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	VTBL V29.B16, [V18.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 80(R1), F24
 	FMOVQ 176(R1), F1
@@ -27036,75 +27503,67 @@ fusedQ6Kx3_loop153:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 80(R3), F24
 	FMOVQ 176(R3), F1
-	VAND V27.B16, V24.B16, V9.B16
-	VSHL $4, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ 80(R4), F24
-	FMOVQ 176(R4), F1
 	VAND V27.B16, V24.B16, V10.B16
 	VSHL $4, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ 80(R4), F24
+	FMOVQ 176(R4), F1
+	VAND V27.B16, V24.B16, V11.B16
+	VSHL $4, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 144(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 388(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 388(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 388(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 388(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 388(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 272(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 144(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 388(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 388(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 388(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 388(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 388(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 272(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	FMOVQ 144(R12), F8
-	VMOVI $0, V4.B16
+	FMOVS 388(R12), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 388(R12), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 388(R12), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 388(R12), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 388(R12), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 272(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	VTBL V29.B16, [V19.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 80(R1), F24
 	FMOVQ 176(R1), F1
@@ -27118,73 +27577,65 @@ fusedQ6Kx3_loop153:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 80(R3), F24
 	FMOVQ 176(R3), F1
-	VUSHR $4, V24.B16, V9.B16
+	VUSHR $4, V24.B16, V10.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
+	VORR V1.B16, V10.B16, V10.B16
 	FMOVQ 80(R4), F24
 	FMOVQ 176(R4), F1
-	VUSHR $4, V24.B16, V10.B16
+	VUSHR $4, V24.B16, V11.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V10.B16, V10.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 208(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 404(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 404(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 404(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 404(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 404(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 280(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 208(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 404(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 404(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 404(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 404(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 404(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 280(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	FMOVQ 208(R12), F8
-	VMOVI $0, V4.B16
+	FMOVS 404(R12), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 404(R12), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 404(R12), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 404(R12), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 404(R12), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 280(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	VTBL V30.B16, [V18.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 96(R1), F24
 	FMOVQ 160(R1), F1
@@ -27200,75 +27651,67 @@ fusedQ6Kx3_loop153:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 96(R3), F24
 	FMOVQ 160(R3), F1
-	VAND V27.B16, V24.B16, V9.B16
-	VSHL $2, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ 96(R4), F24
-	FMOVQ 160(R4), F1
 	VAND V27.B16, V24.B16, V10.B16
 	VSHL $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ 96(R4), F24
+	FMOVQ 160(R4), F1
+	VAND V27.B16, V24.B16, V11.B16
+	VSHL $2, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 160(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 392(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 392(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 392(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 392(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 392(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 276(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 160(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 392(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 392(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 392(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 392(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 392(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 276(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	FMOVQ 160(R12), F8
-	VMOVI $0, V4.B16
+	FMOVS 392(R12), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 392(R12), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 392(R12), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 392(R12), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 392(R12), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 276(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	VTBL V30.B16, [V19.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 96(R1), F24
 	FMOVQ 160(R1), F1
@@ -27284,75 +27727,67 @@ fusedQ6Kx3_loop153:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 96(R3), F24
 	FMOVQ 160(R3), F1
-	VUSHR $4, V24.B16, V9.B16
-	VUSHR $2, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ 96(R4), F24
-	FMOVQ 160(R4), F1
 	VUSHR $4, V24.B16, V10.B16
 	VUSHR $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ 96(R4), F24
+	FMOVQ 160(R4), F1
+	VUSHR $4, V24.B16, V11.B16
+	VUSHR $2, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 224(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 408(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 408(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 408(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 408(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 408(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 284(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 224(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 408(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 408(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 408(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 408(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 408(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 284(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	FMOVQ 224(R12), F8
-	VMOVI $0, V4.B16
+	FMOVS 408(R12), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 408(R12), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 408(R12), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 408(R12), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 408(R12), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 284(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	VTBL V31.B16, [V18.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 112(R1), F24
 	FMOVQ 176(R1), F1
@@ -27368,75 +27803,67 @@ fusedQ6Kx3_loop153:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 112(R3), F24
 	FMOVQ 176(R3), F1
-	VAND V27.B16, V24.B16, V9.B16
-	VSHL $2, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ 112(R4), F24
-	FMOVQ 176(R4), F1
 	VAND V27.B16, V24.B16, V10.B16
 	VSHL $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ 112(R4), F24
+	FMOVQ 176(R4), F1
+	VAND V27.B16, V24.B16, V11.B16
+	VSHL $2, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 176(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 396(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 396(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 396(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 396(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 396(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 276(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 176(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 396(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 396(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 396(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 396(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 396(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 276(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	FMOVQ 176(R12), F8
-	VMOVI $0, V4.B16
+	FMOVS 396(R12), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 396(R12), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 396(R12), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 396(R12), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 396(R12), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 276(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	VTBL V31.B16, [V19.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 112(R1), F24
 	FMOVQ 176(R1), F1
@@ -27452,73 +27879,64 @@ fusedQ6Kx3_loop153:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 112(R3), F24
 	FMOVQ 176(R3), F1
-	VUSHR $4, V24.B16, V9.B16
-	VUSHR $2, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ 112(R4), F24
-	FMOVQ 176(R4), F1
 	VUSHR $4, V24.B16, V10.B16
 	VUSHR $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ 112(R4), F24
+	FMOVQ 176(R4), F1
+	VUSHR $4, V24.B16, V11.B16
+	VUSHR $2, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 240(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 412(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 412(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 412(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 412(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 412(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 284(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 240(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 412(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 412(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 412(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 412(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 412(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 284(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	FMOVQ 240(R12), F8
-	VMOVI $0, V4.B16
+	FMOVS 412(R12), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 412(R12), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 412(R12), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 412(R12), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 412(R12), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 284(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	ADD $210, R1, R1
 	ADD $210, R2, R2
 	ADD $210, R3, R3
@@ -27552,18 +27970,19 @@ TEXT ·fusedQ6KWovenx3(SB), NOSPLIT, $0-64
 	VMOVI $0, V21.B16
 	ADD $480, R11, R12
 	VMOVI $0, V22.B16
-	MOVD $qmatConst4<>(SB), R8
+	MOVD $qmatConst0<>(SB), R8
 	FMOVQ (R8), F28
-	MOVD $qmatConst5<>(SB), R8
+	MOVD $qmatConst1<>(SB), R8
 	FMOVQ (R8), F29
-	MOVD $qmatConst6<>(SB), R8
+	MOVD $qmatConst2<>(SB), R8
 	FMOVQ (R8), F30
-	MOVD $qmatConst7<>(SB), R8
+	MOVD $qmatConst3<>(SB), R8
 	FMOVQ (R8), F31
 	VMOVI $15, V27.B16
 	VMOVI $48, V26.B16
-	MOVD $qmatConst16<>(SB), R8
-	FMOVQ (R8), F25
+	MOVD $qmatConst18<>(SB), R8
+	FMOVQ (R8), F13
+	VMOVI $128, V15.B16
 	LSR $3, R7, R6
 	CMP $1, R6
 	BLT fusedQ6KWovenx3_done156
@@ -27590,12 +28009,15 @@ fusedQ6KWovenx3_loop155:
 	FMOVQ 3136(R1), F1
 	FMOVQ 3200(R1), F2
 	FMOVQ 3264(R1), F3
-	VMOV V0.B16, V16.B16
-	VMOV V1.B16, V17.B16
-	VMOV V2.B16, V18.B16
-	VMOV V3.B16, V19.B16
+	VEOR V15.B16, V0.B16, V16.B16
+	VEOR V15.B16, V1.B16, V17.B16
+	VEOR V15.B16, V2.B16, V18.B16
+	VEOR V15.B16, V3.B16, V19.B16
+	MOVD $qmatConst4<>(SB), R8
+	FMOVQ (R8), F3
 	VTBL V28.B16, [V16.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 352(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -27642,20 +28064,21 @@ fusedQ6KWovenx3_loop155:
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
 	WORD $0x4faae846 // sdot v6.4s, v2.16b, v10.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 256(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 256(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 256(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 256(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
+	FMOVS 256(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
 	VTBL V28.B16, [V17.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 368(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -27698,20 +28121,21 @@ fusedQ6KWovenx3_loop155:
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
 	WORD $0x4faae846 // sdot v6.4s, v2.16b, v10.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 264(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 264(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 264(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 264(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
+	FMOVS 264(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
 	VTBL V29.B16, [V16.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 356(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -27758,20 +28182,21 @@ fusedQ6KWovenx3_loop155:
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
 	WORD $0x4faae846 // sdot v6.4s, v2.16b, v10.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 256(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 256(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 256(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 256(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
+	FMOVS 256(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
 	VTBL V29.B16, [V17.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 372(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -27814,20 +28239,21 @@ fusedQ6KWovenx3_loop155:
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
 	WORD $0x4faae846 // sdot v6.4s, v2.16b, v10.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 264(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 264(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 264(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 264(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
+	FMOVS 264(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
 	VTBL V30.B16, [V16.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 360(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -27874,20 +28300,21 @@ fusedQ6KWovenx3_loop155:
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
 	WORD $0x4faae846 // sdot v6.4s, v2.16b, v10.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 260(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 260(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 260(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 260(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
+	FMOVS 260(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
 	VTBL V30.B16, [V17.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 376(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -27934,20 +28361,21 @@ fusedQ6KWovenx3_loop155:
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
 	WORD $0x4faae846 // sdot v6.4s, v2.16b, v10.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 268(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 268(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 268(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 268(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
+	FMOVS 268(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
 	VTBL V31.B16, [V16.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 364(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -27994,20 +28422,21 @@ fusedQ6KWovenx3_loop155:
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
 	WORD $0x4faae846 // sdot v6.4s, v2.16b, v10.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 260(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 260(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 260(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 260(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
+	FMOVS 260(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
 	VTBL V31.B16, [V17.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 380(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -28054,20 +28483,21 @@ fusedQ6KWovenx3_loop155:
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
 	WORD $0x4faae846 // sdot v6.4s, v2.16b, v10.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 268(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 268(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 268(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 268(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
+	FMOVS 268(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
 	VTBL V28.B16, [V18.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 384(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -28114,20 +28544,21 @@ fusedQ6KWovenx3_loop155:
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
 	WORD $0x4faae846 // sdot v6.4s, v2.16b, v10.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 272(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 272(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 272(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 272(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
+	FMOVS 272(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
 	VTBL V28.B16, [V19.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 400(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -28170,20 +28601,21 @@ fusedQ6KWovenx3_loop155:
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
 	WORD $0x4faae846 // sdot v6.4s, v2.16b, v10.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 280(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 280(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 280(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 280(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
+	FMOVS 280(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
 	VTBL V29.B16, [V18.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 388(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -28230,20 +28662,21 @@ fusedQ6KWovenx3_loop155:
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
 	WORD $0x4faae846 // sdot v6.4s, v2.16b, v10.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 272(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 272(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 272(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 272(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
+	FMOVS 272(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
 	VTBL V29.B16, [V19.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 404(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -28286,20 +28719,21 @@ fusedQ6KWovenx3_loop155:
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
 	WORD $0x4faae846 // sdot v6.4s, v2.16b, v10.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 280(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 280(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 280(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 280(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
+	FMOVS 280(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
 	VTBL V30.B16, [V18.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 392(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -28346,20 +28780,21 @@ fusedQ6KWovenx3_loop155:
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
 	WORD $0x4faae846 // sdot v6.4s, v2.16b, v10.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 276(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 276(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 276(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 276(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
+	FMOVS 276(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
 	VTBL V30.B16, [V19.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 408(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -28406,20 +28841,21 @@ fusedQ6KWovenx3_loop155:
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
 	WORD $0x4faae846 // sdot v6.4s, v2.16b, v10.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 284(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 284(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 284(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 284(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
+	FMOVS 284(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
 	VTBL V31.B16, [V18.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 396(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -28466,20 +28902,21 @@ fusedQ6KWovenx3_loop155:
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
 	WORD $0x4faae846 // sdot v6.4s, v2.16b, v10.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 276(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 276(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 276(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 276(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
+	FMOVS 276(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
 	VTBL V31.B16, [V19.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 412(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -28526,18 +28963,18 @@ fusedQ6KWovenx3_loop155:
 	WORD $0x4fa8e844 // sdot v4.4s, v2.16b, v8.4b[3]
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
 	WORD $0x4faae846 // sdot v6.4s, v2.16b, v10.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 284(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 284(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 284(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 284(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
+	FMOVS 284(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
 	ADD $3360, R1, R1
 	ADD R9, R10, R10
 	ADD R9, R11, R11
@@ -28574,6 +29011,10 @@ TEXT ·fusedQ80x3(SB), NOSPLIT, $0-64
 	VMOVI $0, V21.B16
 	ADD $480, R11, R12
 	VMOVI $0, V22.B16
+	MOVD $qmatConst4<>(SB), R8
+	FMOVQ (R8), F3
+	MOVD $qmatConst17<>(SB), R8
+	FMOVQ (R8), F9
 fusedQ80x3_block157:
 	CBZ R7, fusedQ80x3_done158
 	SUB $1, R7, R7
@@ -28585,10 +29026,14 @@ fusedQ80x3_block157:
 	ADD $68, R21, R21
 	PRFM (R22), PLDL2KEEP
 	ADD $68, R22, R22
-	VLD1 (R1), V12.H[0]
-	VLD1 (R2), V12.H[1]
-	VLD1 (R3), V12.H[2]
-	VLD1 (R4), V12.H[3]
+	MOVHU (R1), R8
+	MOVHU (R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU (R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU (R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F12
 	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
 	FMOVQ 2(R1), F0
 	FMOVQ 18(R1), F1
@@ -28602,72 +29047,79 @@ fusedQ80x3_block157:
 	FMOVQ 2(R4), F10
 	FMOVQ 18(R4), F11
 	ADD $34, R4, R4
-	FLDPQ (R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ (R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 16(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FLDPQ (R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 256(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVQ (R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 16(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FLDPQ (R12), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 256(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVQ (R12), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 16(R12), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 256(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	CBZ R7, fusedQ80x3_done158
 	SUB $1, R7, R7
-	VLD1 (R1), V12.H[0]
-	VLD1 (R2), V12.H[1]
-	VLD1 (R3), V12.H[2]
-	VLD1 (R4), V12.H[3]
+	MOVHU (R1), R8
+	MOVHU (R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU (R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU (R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F12
 	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
 	FMOVQ 2(R1), F0
 	FMOVQ 18(R1), F1
@@ -28681,232 +29133,69 @@ fusedQ80x3_block157:
 	FMOVQ 2(R4), F10
 	FMOVQ 18(R4), F11
 	ADD $34, R4, R4
-	FLDPQ 32(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 32(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 48(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FLDPQ 32(R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 260(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVQ 32(R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 48(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FLDPQ 32(R12), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 260(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVQ 32(R12), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 48(R12), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
-	CBZ R7, fusedQ80x3_done158
-	SUB $1, R7, R7
-	PRFM (R19), PLDL2KEEP
-	ADD $68, R19, R19
-	PRFM (R20), PLDL2KEEP
-	ADD $68, R20, R20
-	PRFM (R21), PLDL2KEEP
-	ADD $68, R21, R21
-	PRFM (R22), PLDL2KEEP
-	ADD $68, R22, R22
-	VLD1 (R1), V12.H[0]
-	VLD1 (R2), V12.H[1]
-	VLD1 (R3), V12.H[2]
-	VLD1 (R4), V12.H[3]
-	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
-	FMOVQ 2(R1), F0
-	FMOVQ 18(R1), F1
-	ADD $34, R1, R1
-	FMOVQ 2(R2), F2
-	FMOVQ 18(R2), F24
-	ADD $34, R2, R2
-	FMOVQ 2(R3), F25
-	FMOVQ 18(R3), F26
-	ADD $34, R3, R3
-	FMOVQ 2(R4), F10
-	FMOVQ 18(R4), F11
-	ADD $34, R4, R4
-	FLDPQ 64(R10), (F8, F9)
-	VMOVI $0, V4.B16
-	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
-	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
-	VADDP V5.S4, V4.S4, V4.S4
-	VADDP V7.S4, V6.S4, V6.S4
-	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
-	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FLDPQ 64(R11), (F8, F9)
-	VMOVI $0, V4.B16
-	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
-	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
-	VADDP V5.S4, V4.S4, V4.S4
-	VADDP V7.S4, V6.S4, V6.S4
-	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
-	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FLDPQ 64(R12), (F8, F9)
-	VMOVI $0, V4.B16
-	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
-	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
-	VADDP V5.S4, V4.S4, V4.S4
-	VADDP V7.S4, V6.S4, V6.S4
-	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
-	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
-	CBZ R7, fusedQ80x3_done158
-	SUB $1, R7, R7
-	VLD1 (R1), V12.H[0]
-	VLD1 (R2), V12.H[1]
-	VLD1 (R3), V12.H[2]
-	VLD1 (R4), V12.H[3]
-	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
-	FMOVQ 2(R1), F0
-	FMOVQ 18(R1), F1
-	ADD $34, R1, R1
-	FMOVQ 2(R2), F2
-	FMOVQ 18(R2), F24
-	ADD $34, R2, R2
-	FMOVQ 2(R3), F25
-	FMOVQ 18(R3), F26
-	ADD $34, R3, R3
-	FMOVQ 2(R4), F10
-	FMOVQ 18(R4), F11
-	ADD $34, R4, R4
-	FLDPQ 96(R10), (F8, F9)
-	VMOVI $0, V4.B16
-	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
-	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
-	VADDP V5.S4, V4.S4, V4.S4
-	VADDP V7.S4, V6.S4, V6.S4
-	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
-	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FLDPQ 96(R11), (F8, F9)
-	VMOVI $0, V4.B16
-	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
-	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
-	VADDP V5.S4, V4.S4, V4.S4
-	VADDP V7.S4, V6.S4, V6.S4
-	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
-	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FLDPQ 96(R12), (F8, F9)
-	VMOVI $0, V4.B16
-	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
-	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
-	VADDP V5.S4, V4.S4, V4.S4
-	VADDP V7.S4, V6.S4, V6.S4
-	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
-	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 260(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	CBZ R7, fusedQ80x3_done158
 	SUB $1, R7, R7
 	PRFM (R19), PLDL2KEEP
@@ -28917,10 +29206,14 @@ fusedQ80x3_block157:
 	ADD $68, R21, R21
 	PRFM (R22), PLDL2KEEP
 	ADD $68, R22, R22
-	VLD1 (R1), V12.H[0]
-	VLD1 (R2), V12.H[1]
-	VLD1 (R3), V12.H[2]
-	VLD1 (R4), V12.H[3]
+	MOVHU (R1), R8
+	MOVHU (R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU (R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU (R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F12
 	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
 	FMOVQ 2(R1), F0
 	FMOVQ 18(R1), F1
@@ -28934,72 +29227,79 @@ fusedQ80x3_block157:
 	FMOVQ 2(R4), F10
 	FMOVQ 18(R4), F11
 	ADD $34, R4, R4
-	FLDPQ 128(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 64(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 80(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FLDPQ 128(R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 264(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVQ 64(R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 80(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FLDPQ 128(R12), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 264(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVQ 64(R12), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 80(R12), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 264(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	CBZ R7, fusedQ80x3_done158
 	SUB $1, R7, R7
-	VLD1 (R1), V12.H[0]
-	VLD1 (R2), V12.H[1]
-	VLD1 (R3), V12.H[2]
-	VLD1 (R4), V12.H[3]
+	MOVHU (R1), R8
+	MOVHU (R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU (R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU (R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F12
 	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
 	FMOVQ 2(R1), F0
 	FMOVQ 18(R1), F1
@@ -29013,66 +29313,69 @@ fusedQ80x3_block157:
 	FMOVQ 2(R4), F10
 	FMOVQ 18(R4), F11
 	ADD $34, R4, R4
-	FLDPQ 160(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 96(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 112(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FLDPQ 160(R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 268(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVQ 96(R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 112(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FLDPQ 160(R12), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 268(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVQ 96(R12), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 112(R12), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 268(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	CBZ R7, fusedQ80x3_done158
 	SUB $1, R7, R7
 	PRFM (R19), PLDL2KEEP
@@ -29083,10 +29386,14 @@ fusedQ80x3_block157:
 	ADD $68, R21, R21
 	PRFM (R22), PLDL2KEEP
 	ADD $68, R22, R22
-	VLD1 (R1), V12.H[0]
-	VLD1 (R2), V12.H[1]
-	VLD1 (R3), V12.H[2]
-	VLD1 (R4), V12.H[3]
+	MOVHU (R1), R8
+	MOVHU (R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU (R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU (R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F12
 	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
 	FMOVQ 2(R1), F0
 	FMOVQ 18(R1), F1
@@ -29100,72 +29407,79 @@ fusedQ80x3_block157:
 	FMOVQ 2(R4), F10
 	FMOVQ 18(R4), F11
 	ADD $34, R4, R4
-	FLDPQ 192(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 128(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 144(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FLDPQ 192(R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 272(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVQ 128(R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 144(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FLDPQ 192(R12), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 272(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVQ 128(R12), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 144(R12), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 272(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	CBZ R7, fusedQ80x3_done158
 	SUB $1, R7, R7
-	VLD1 (R1), V12.H[0]
-	VLD1 (R2), V12.H[1]
-	VLD1 (R3), V12.H[2]
-	VLD1 (R4), V12.H[3]
+	MOVHU (R1), R8
+	MOVHU (R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU (R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU (R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F12
 	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
 	FMOVQ 2(R1), F0
 	FMOVQ 18(R1), F1
@@ -29179,66 +29493,249 @@ fusedQ80x3_block157:
 	FMOVQ 2(R4), F10
 	FMOVQ 18(R4), F11
 	ADD $34, R4, R4
-	FLDPQ 224(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 160(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 176(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FLDPQ 224(R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 276(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVQ 160(R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 176(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FLDPQ 224(R12), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 276(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVQ 160(R12), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 176(R12), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 276(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
+	CBZ R7, fusedQ80x3_done158
+	SUB $1, R7, R7
+	PRFM (R19), PLDL2KEEP
+	ADD $68, R19, R19
+	PRFM (R20), PLDL2KEEP
+	ADD $68, R20, R20
+	PRFM (R21), PLDL2KEEP
+	ADD $68, R21, R21
+	PRFM (R22), PLDL2KEEP
+	ADD $68, R22, R22
+	MOVHU (R1), R8
+	MOVHU (R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU (R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU (R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F12
+	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
+	FMOVQ 2(R1), F0
+	FMOVQ 18(R1), F1
+	ADD $34, R1, R1
+	FMOVQ 2(R2), F2
+	FMOVQ 18(R2), F24
+	ADD $34, R2, R2
+	FMOVQ 2(R3), F25
+	FMOVQ 18(R3), F26
+	ADD $34, R3, R3
+	FMOVQ 2(R4), F10
+	FMOVQ 18(R4), F11
+	ADD $34, R4, R4
+	FMOVQ 192(R10), F8
+	VMOV V9.B16, V4.B16
+	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
+	VMOV V9.B16, V5.B16
+	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
+	VMOV V9.B16, V6.B16
+	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
+	VMOV V9.B16, V7.B16
+	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
+	FMOVQ 208(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
+	VADDP V5.S4, V4.S4, V4.S4
+	VADDP V7.S4, V6.S4, V6.S4
+	VADDP V6.S4, V4.S4, V4.S4
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
+	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
+	FMOVS 280(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVQ 192(R11), F8
+	VMOV V9.B16, V4.B16
+	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
+	VMOV V9.B16, V5.B16
+	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
+	VMOV V9.B16, V6.B16
+	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
+	VMOV V9.B16, V7.B16
+	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
+	FMOVQ 208(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
+	VADDP V5.S4, V4.S4, V4.S4
+	VADDP V7.S4, V6.S4, V6.S4
+	VADDP V6.S4, V4.S4, V4.S4
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
+	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
+	FMOVS 280(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVQ 192(R12), F8
+	VMOV V9.B16, V4.B16
+	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
+	VMOV V9.B16, V5.B16
+	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
+	VMOV V9.B16, V6.B16
+	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
+	VMOV V9.B16, V7.B16
+	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
+	FMOVQ 208(R12), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
+	VADDP V5.S4, V4.S4, V4.S4
+	VADDP V7.S4, V6.S4, V6.S4
+	VADDP V6.S4, V4.S4, V4.S4
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
+	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
+	FMOVS 280(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
+	CBZ R7, fusedQ80x3_done158
+	SUB $1, R7, R7
+	MOVHU (R1), R8
+	MOVHU (R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU (R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU (R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F12
+	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
+	FMOVQ 2(R1), F0
+	FMOVQ 18(R1), F1
+	ADD $34, R1, R1
+	FMOVQ 2(R2), F2
+	FMOVQ 18(R2), F24
+	ADD $34, R2, R2
+	FMOVQ 2(R3), F25
+	FMOVQ 18(R3), F26
+	ADD $34, R3, R3
+	FMOVQ 2(R4), F10
+	FMOVQ 18(R4), F11
+	ADD $34, R4, R4
+	FMOVQ 224(R10), F8
+	VMOV V9.B16, V4.B16
+	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
+	VMOV V9.B16, V5.B16
+	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
+	VMOV V9.B16, V6.B16
+	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
+	VMOV V9.B16, V7.B16
+	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
+	FMOVQ 240(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
+	VADDP V5.S4, V4.S4, V4.S4
+	VADDP V7.S4, V6.S4, V6.S4
+	VADDP V6.S4, V4.S4, V4.S4
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
+	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
+	FMOVS 284(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVQ 224(R11), F8
+	VMOV V9.B16, V4.B16
+	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
+	VMOV V9.B16, V5.B16
+	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
+	VMOV V9.B16, V6.B16
+	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
+	VMOV V9.B16, V7.B16
+	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
+	FMOVQ 240(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
+	VADDP V5.S4, V4.S4, V4.S4
+	VADDP V7.S4, V6.S4, V6.S4
+	VADDP V6.S4, V4.S4, V4.S4
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
+	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
+	FMOVS 284(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVQ 224(R12), F8
+	VMOV V9.B16, V4.B16
+	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
+	VMOV V9.B16, V5.B16
+	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
+	VMOV V9.B16, V6.B16
+	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
+	VMOV V9.B16, V7.B16
+	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
+	FMOVQ 240(R12), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
+	VADDP V5.S4, V4.S4, V4.S4
+	VADDP V7.S4, V6.S4, V6.S4
+	VADDP V6.S4, V4.S4, V4.S4
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
+	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
+	FMOVS 284(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	ADD R9, R10, R10
 	ADD R9, R11, R11
 	ADD R9, R12, R12
@@ -29332,11 +29829,17 @@ fusedQ4Kx4_loop159:
 	VUSHR $4, V3.B16, V19.B16
 	VORR V1.B16, V17.B16, V17.B16
 	VORR V2.B16, V19.B16, V19.B16
+	MOVD $qmatConst4<>(SB), R8
+	FMOVQ (R8), F3
+	MOVD $qmatConst17<>(SB), R8
+	FMOVQ (R8), F9
 	VTBL V28.B16, [V16.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V28.B16, [V18.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
 	FLDPQ 16(R1), (F0, F1)
 	VAND V27.B16, V0.B16, V0.B16
@@ -29350,99 +29853,105 @@ fusedQ4Kx4_loop159:
 	FLDPQ 16(R4), (F10, F11)
 	VAND V27.B16, V10.B16, V10.B16
 	VAND V27.B16, V11.B16, V11.B16
-	FLDPQ (R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ (R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 16(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 320(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	FLDPQ (R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 256(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 320(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	FMOVQ (R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 16(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FMOVS 320(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
-	FLDPQ (R12), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 256(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVS 320(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
+	FMOVQ (R12), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 16(R12), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
-	FMOVS 320(R12), F3
-	WORD $0x4f8311b6 // fmla v22.4s, v13.4s, v3.s[0]
-	FLDPQ (R13), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 256(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
+	FMOVS 320(R12), F8
+	WORD $0x4f8811b6 // fmla v22.4s, v13.4s, v8.s[0]
+	FMOVQ (R13), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 16(R13), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R13), F3
-	WORD $0x4f831097 // fmla v23.4s, v4.4s, v3.s[0]
-	FMOVS 320(R13), F3
-	WORD $0x4f8311b7 // fmla v23.4s, v13.4s, v3.s[0]
+	FMOVS 256(R13), F8
+	WORD $0x4f881097 // fmla v23.4s, v4.4s, v8.s[0]
+	FMOVS 320(R13), F8
+	WORD $0x4f8811b7 // fmla v23.4s, v13.4s, v8.s[0]
 	VTBL V29.B16, [V16.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V29.B16, [V18.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
 	FLDPQ 16(R1), (F0, F1)
 	VUSHR $4, V0.B16, V0.B16
@@ -29456,99 +29965,105 @@ fusedQ4Kx4_loop159:
 	FLDPQ 16(R4), (F10, F11)
 	VUSHR $4, V10.B16, V10.B16
 	VUSHR $4, V11.B16, V11.B16
-	FLDPQ 32(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 32(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 48(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 324(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	FLDPQ 32(R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 260(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 324(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	FMOVQ 32(R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 48(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FMOVS 324(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
-	FLDPQ 32(R12), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 260(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVS 324(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
+	FMOVQ 32(R12), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 48(R12), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
-	FMOVS 324(R12), F3
-	WORD $0x4f8311b6 // fmla v22.4s, v13.4s, v3.s[0]
-	FLDPQ 32(R13), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 260(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
+	FMOVS 324(R12), F8
+	WORD $0x4f8811b6 // fmla v22.4s, v13.4s, v8.s[0]
+	FMOVQ 32(R13), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 48(R13), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R13), F3
-	WORD $0x4f831097 // fmla v23.4s, v4.4s, v3.s[0]
-	FMOVS 324(R13), F3
-	WORD $0x4f8311b7 // fmla v23.4s, v13.4s, v3.s[0]
+	FMOVS 260(R13), F8
+	WORD $0x4f881097 // fmla v23.4s, v4.4s, v8.s[0]
+	FMOVS 324(R13), F8
+	WORD $0x4f8811b7 // fmla v23.4s, v13.4s, v8.s[0]
 	VTBL V30.B16, [V16.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V30.B16, [V18.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
 	FLDPQ 48(R1), (F0, F1)
 	VAND V27.B16, V0.B16, V0.B16
@@ -29562,99 +30077,105 @@ fusedQ4Kx4_loop159:
 	FLDPQ 48(R4), (F10, F11)
 	VAND V27.B16, V10.B16, V10.B16
 	VAND V27.B16, V11.B16, V11.B16
-	FLDPQ 64(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 64(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 80(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 328(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	FLDPQ 64(R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 264(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 328(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	FMOVQ 64(R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 80(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FMOVS 328(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
-	FLDPQ 64(R12), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 264(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVS 328(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
+	FMOVQ 64(R12), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 80(R12), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
-	FMOVS 328(R12), F3
-	WORD $0x4f8311b6 // fmla v22.4s, v13.4s, v3.s[0]
-	FLDPQ 64(R13), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 264(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
+	FMOVS 328(R12), F8
+	WORD $0x4f8811b6 // fmla v22.4s, v13.4s, v8.s[0]
+	FMOVQ 64(R13), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 80(R13), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R13), F3
-	WORD $0x4f831097 // fmla v23.4s, v4.4s, v3.s[0]
-	FMOVS 328(R13), F3
-	WORD $0x4f8311b7 // fmla v23.4s, v13.4s, v3.s[0]
+	FMOVS 264(R13), F8
+	WORD $0x4f881097 // fmla v23.4s, v4.4s, v8.s[0]
+	FMOVS 328(R13), F8
+	WORD $0x4f8811b7 // fmla v23.4s, v13.4s, v8.s[0]
 	VTBL V31.B16, [V16.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V31.B16, [V18.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
 	FLDPQ 48(R1), (F0, F1)
 	VUSHR $4, V0.B16, V0.B16
@@ -29668,99 +30189,105 @@ fusedQ4Kx4_loop159:
 	FLDPQ 48(R4), (F10, F11)
 	VUSHR $4, V10.B16, V10.B16
 	VUSHR $4, V11.B16, V11.B16
-	FLDPQ 96(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 96(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 112(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 332(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	FLDPQ 96(R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 268(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 332(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	FMOVQ 96(R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 112(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FMOVS 332(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
-	FLDPQ 96(R12), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 268(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVS 332(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
+	FMOVQ 96(R12), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 112(R12), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
-	FMOVS 332(R12), F3
-	WORD $0x4f8311b6 // fmla v22.4s, v13.4s, v3.s[0]
-	FLDPQ 96(R13), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 268(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
+	FMOVS 332(R12), F8
+	WORD $0x4f8811b6 // fmla v22.4s, v13.4s, v8.s[0]
+	FMOVQ 96(R13), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 112(R13), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R13), F3
-	WORD $0x4f831097 // fmla v23.4s, v4.4s, v3.s[0]
-	FMOVS 332(R13), F3
-	WORD $0x4f8311b7 // fmla v23.4s, v13.4s, v3.s[0]
+	FMOVS 268(R13), F8
+	WORD $0x4f881097 // fmla v23.4s, v4.4s, v8.s[0]
+	FMOVS 332(R13), F8
+	WORD $0x4f8811b7 // fmla v23.4s, v13.4s, v8.s[0]
 	VTBL V28.B16, [V17.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V28.B16, [V19.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
 	FLDPQ 80(R1), (F0, F1)
 	VAND V27.B16, V0.B16, V0.B16
@@ -29774,99 +30301,105 @@ fusedQ4Kx4_loop159:
 	FLDPQ 80(R4), (F10, F11)
 	VAND V27.B16, V10.B16, V10.B16
 	VAND V27.B16, V11.B16, V11.B16
-	FLDPQ 128(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 128(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 144(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 336(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	FLDPQ 128(R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 272(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 336(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	FMOVQ 128(R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 144(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FMOVS 336(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
-	FLDPQ 128(R12), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 272(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVS 336(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
+	FMOVQ 128(R12), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 144(R12), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
-	FMOVS 336(R12), F3
-	WORD $0x4f8311b6 // fmla v22.4s, v13.4s, v3.s[0]
-	FLDPQ 128(R13), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 272(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
+	FMOVS 336(R12), F8
+	WORD $0x4f8811b6 // fmla v22.4s, v13.4s, v8.s[0]
+	FMOVQ 128(R13), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 144(R13), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R13), F3
-	WORD $0x4f831097 // fmla v23.4s, v4.4s, v3.s[0]
-	FMOVS 336(R13), F3
-	WORD $0x4f8311b7 // fmla v23.4s, v13.4s, v3.s[0]
+	FMOVS 272(R13), F8
+	WORD $0x4f881097 // fmla v23.4s, v4.4s, v8.s[0]
+	FMOVS 336(R13), F8
+	WORD $0x4f8811b7 // fmla v23.4s, v13.4s, v8.s[0]
 	VTBL V29.B16, [V17.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V29.B16, [V19.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
 	FLDPQ 80(R1), (F0, F1)
 	VUSHR $4, V0.B16, V0.B16
@@ -29880,99 +30413,105 @@ fusedQ4Kx4_loop159:
 	FLDPQ 80(R4), (F10, F11)
 	VUSHR $4, V10.B16, V10.B16
 	VUSHR $4, V11.B16, V11.B16
-	FLDPQ 160(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 160(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 176(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 340(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	FLDPQ 160(R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 276(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 340(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	FMOVQ 160(R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 176(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FMOVS 340(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
-	FLDPQ 160(R12), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 276(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVS 340(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
+	FMOVQ 160(R12), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 176(R12), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
-	FMOVS 340(R12), F3
-	WORD $0x4f8311b6 // fmla v22.4s, v13.4s, v3.s[0]
-	FLDPQ 160(R13), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 276(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
+	FMOVS 340(R12), F8
+	WORD $0x4f8811b6 // fmla v22.4s, v13.4s, v8.s[0]
+	FMOVQ 160(R13), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 176(R13), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R13), F3
-	WORD $0x4f831097 // fmla v23.4s, v4.4s, v3.s[0]
-	FMOVS 340(R13), F3
-	WORD $0x4f8311b7 // fmla v23.4s, v13.4s, v3.s[0]
+	FMOVS 276(R13), F8
+	WORD $0x4f881097 // fmla v23.4s, v4.4s, v8.s[0]
+	FMOVS 340(R13), F8
+	WORD $0x4f8811b7 // fmla v23.4s, v13.4s, v8.s[0]
 	VTBL V30.B16, [V17.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V30.B16, [V19.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
 	FLDPQ 112(R1), (F0, F1)
 	VAND V27.B16, V0.B16, V0.B16
@@ -29986,99 +30525,105 @@ fusedQ4Kx4_loop159:
 	FLDPQ 112(R4), (F10, F11)
 	VAND V27.B16, V10.B16, V10.B16
 	VAND V27.B16, V11.B16, V11.B16
-	FLDPQ 192(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 192(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 208(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 344(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	FLDPQ 192(R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 280(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 344(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	FMOVQ 192(R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 208(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FMOVS 344(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
-	FLDPQ 192(R12), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 280(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVS 344(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
+	FMOVQ 192(R12), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 208(R12), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
-	FMOVS 344(R12), F3
-	WORD $0x4f8311b6 // fmla v22.4s, v13.4s, v3.s[0]
-	FLDPQ 192(R13), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 280(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
+	FMOVS 344(R12), F8
+	WORD $0x4f8811b6 // fmla v22.4s, v13.4s, v8.s[0]
+	FMOVQ 192(R13), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 208(R13), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R13), F3
-	WORD $0x4f831097 // fmla v23.4s, v4.4s, v3.s[0]
-	FMOVS 344(R13), F3
-	WORD $0x4f8311b7 // fmla v23.4s, v13.4s, v3.s[0]
+	FMOVS 280(R13), F8
+	WORD $0x4f881097 // fmla v23.4s, v4.4s, v8.s[0]
+	FMOVS 344(R13), F8
+	WORD $0x4f8811b7 // fmla v23.4s, v13.4s, v8.s[0]
 	VTBL V31.B16, [V17.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V31.B16, [V19.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
 	FLDPQ 112(R1), (F0, F1)
 	VUSHR $4, V0.B16, V0.B16
@@ -30092,94 +30637,98 @@ fusedQ4Kx4_loop159:
 	FLDPQ 112(R4), (F10, F11)
 	VUSHR $4, V10.B16, V10.B16
 	VUSHR $4, V11.B16, V11.B16
-	FLDPQ 224(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 224(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 240(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 348(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	FLDPQ 224(R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 284(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 348(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	FMOVQ 224(R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 240(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FMOVS 348(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
-	FLDPQ 224(R12), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 284(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVS 348(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
+	FMOVQ 224(R12), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 240(R12), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
-	FMOVS 348(R12), F3
-	WORD $0x4f8311b6 // fmla v22.4s, v13.4s, v3.s[0]
-	FLDPQ 224(R13), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 284(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
+	FMOVS 348(R12), F8
+	WORD $0x4f8811b6 // fmla v22.4s, v13.4s, v8.s[0]
+	FMOVQ 224(R13), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 240(R13), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R13), F3
-	WORD $0x4f831097 // fmla v23.4s, v4.4s, v3.s[0]
-	FMOVS 348(R13), F3
-	WORD $0x4f8311b7 // fmla v23.4s, v13.4s, v3.s[0]
+	FMOVS 284(R13), F8
+	WORD $0x4f881097 // fmla v23.4s, v4.4s, v8.s[0]
+	FMOVS 348(R13), F8
+	WORD $0x4f8811b7 // fmla v23.4s, v13.4s, v8.s[0]
 	ADD $144, R1, R1
 	ADD $144, R2, R2
 	ADD $144, R3, R3
@@ -30227,8 +30776,6 @@ TEXT ·fusedQ4KWovenx4(SB), NOSPLIT, $0-64
 	MOVD $qmatConst3<>(SB), R8
 	FMOVQ (R8), F31
 	VMOVI $15, V27.B16
-	MOVD $qmatConst16<>(SB), R8
-	FMOVQ (R8), F25
 	LSR $3, R7, R6
 	CMP $1, R6
 	BLT fusedQ4KWovenx4_done162
@@ -30264,16 +30811,20 @@ fusedQ4KWovenx4_loop161:
 	VUSHR $4, V3.B16, V19.B16
 	VORR V1.B16, V17.B16, V17.B16
 	VORR V2.B16, V19.B16, V19.B16
+	MOVD $qmatConst4<>(SB), R8
+	FMOVQ (R8), F3
 	VTBL V28.B16, [V16.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V28.B16, [V18.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
-	VMOV V25.B16, V4.B16
-	VMOV V25.B16, V5.B16
-	VMOV V25.B16, V6.B16
-	VMOV V25.B16, V7.B16
+	VMOV V3.B16, V4.B16
+	VMOV V3.B16, V5.B16
+	VMOV V3.B16, V6.B16
+	VMOV V3.B16, V7.B16
 	FMOVQ (R10), F8
 	FMOVQ (R11), F9
 	FMOVQ (R12), F10
@@ -30330,40 +30881,42 @@ fusedQ4KWovenx4_loop161:
 	WORD $0x4fa9e825 // sdot v5.4s, v1.16b, v9.4b[3]
 	WORD $0x4faae826 // sdot v6.4s, v1.16b, v10.4b[3]
 	WORD $0x4fabe827 // sdot v7.4s, v1.16b, v11.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 320(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 256(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 320(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 256(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	FMOVS 320(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 256(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	FMOVS 320(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 256(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
-	FMOVS 320(R12), F3
-	WORD $0x4f8311b6 // fmla v22.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4e7 // fsub v7.4s, v7.4s, v25.4s
+	FMOVS 256(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
+	FMOVS 320(R12), F8
+	WORD $0x4f8811b6 // fmla v22.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4e7 // fsub v7.4s, v7.4s, v3.4s
 	WORD $0x6e2cdce7 // fmul v7.4s, v7.4s, v12.4s
-	FMOVS 256(R13), F3
-	WORD $0x4f8310f7 // fmla v23.4s, v7.4s, v3.s[0]
-	FMOVS 320(R13), F3
-	WORD $0x4f8311b7 // fmla v23.4s, v13.4s, v3.s[0]
+	FMOVS 256(R13), F8
+	WORD $0x4f8810f7 // fmla v23.4s, v7.4s, v8.s[0]
+	FMOVS 320(R13), F8
+	WORD $0x4f8811b7 // fmla v23.4s, v13.4s, v8.s[0]
 	VTBL V29.B16, [V16.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V29.B16, [V18.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
-	VMOV V25.B16, V4.B16
-	VMOV V25.B16, V5.B16
-	VMOV V25.B16, V6.B16
-	VMOV V25.B16, V7.B16
+	VMOV V3.B16, V4.B16
+	VMOV V3.B16, V5.B16
+	VMOV V3.B16, V6.B16
+	VMOV V3.B16, V7.B16
 	FMOVQ 32(R10), F8
 	FMOVQ 32(R11), F9
 	FMOVQ 32(R12), F10
@@ -30420,40 +30973,42 @@ fusedQ4KWovenx4_loop161:
 	WORD $0x4fa9e825 // sdot v5.4s, v1.16b, v9.4b[3]
 	WORD $0x4faae826 // sdot v6.4s, v1.16b, v10.4b[3]
 	WORD $0x4fabe827 // sdot v7.4s, v1.16b, v11.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 324(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 260(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 324(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 260(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	FMOVS 324(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 260(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	FMOVS 324(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 260(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
-	FMOVS 324(R12), F3
-	WORD $0x4f8311b6 // fmla v22.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4e7 // fsub v7.4s, v7.4s, v25.4s
+	FMOVS 260(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
+	FMOVS 324(R12), F8
+	WORD $0x4f8811b6 // fmla v22.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4e7 // fsub v7.4s, v7.4s, v3.4s
 	WORD $0x6e2cdce7 // fmul v7.4s, v7.4s, v12.4s
-	FMOVS 260(R13), F3
-	WORD $0x4f8310f7 // fmla v23.4s, v7.4s, v3.s[0]
-	FMOVS 324(R13), F3
-	WORD $0x4f8311b7 // fmla v23.4s, v13.4s, v3.s[0]
+	FMOVS 260(R13), F8
+	WORD $0x4f8810f7 // fmla v23.4s, v7.4s, v8.s[0]
+	FMOVS 324(R13), F8
+	WORD $0x4f8811b7 // fmla v23.4s, v13.4s, v8.s[0]
 	VTBL V30.B16, [V16.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V30.B16, [V18.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
-	VMOV V25.B16, V4.B16
-	VMOV V25.B16, V5.B16
-	VMOV V25.B16, V6.B16
-	VMOV V25.B16, V7.B16
+	VMOV V3.B16, V4.B16
+	VMOV V3.B16, V5.B16
+	VMOV V3.B16, V6.B16
+	VMOV V3.B16, V7.B16
 	FMOVQ 64(R10), F8
 	FMOVQ 64(R11), F9
 	FMOVQ 64(R12), F10
@@ -30510,40 +31065,42 @@ fusedQ4KWovenx4_loop161:
 	WORD $0x4fa9e825 // sdot v5.4s, v1.16b, v9.4b[3]
 	WORD $0x4faae826 // sdot v6.4s, v1.16b, v10.4b[3]
 	WORD $0x4fabe827 // sdot v7.4s, v1.16b, v11.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 328(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 264(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 328(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 264(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	FMOVS 328(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 264(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	FMOVS 328(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 264(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
-	FMOVS 328(R12), F3
-	WORD $0x4f8311b6 // fmla v22.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4e7 // fsub v7.4s, v7.4s, v25.4s
+	FMOVS 264(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
+	FMOVS 328(R12), F8
+	WORD $0x4f8811b6 // fmla v22.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4e7 // fsub v7.4s, v7.4s, v3.4s
 	WORD $0x6e2cdce7 // fmul v7.4s, v7.4s, v12.4s
-	FMOVS 264(R13), F3
-	WORD $0x4f8310f7 // fmla v23.4s, v7.4s, v3.s[0]
-	FMOVS 328(R13), F3
-	WORD $0x4f8311b7 // fmla v23.4s, v13.4s, v3.s[0]
+	FMOVS 264(R13), F8
+	WORD $0x4f8810f7 // fmla v23.4s, v7.4s, v8.s[0]
+	FMOVS 328(R13), F8
+	WORD $0x4f8811b7 // fmla v23.4s, v13.4s, v8.s[0]
 	VTBL V31.B16, [V16.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V31.B16, [V18.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
-	VMOV V25.B16, V4.B16
-	VMOV V25.B16, V5.B16
-	VMOV V25.B16, V6.B16
-	VMOV V25.B16, V7.B16
+	VMOV V3.B16, V4.B16
+	VMOV V3.B16, V5.B16
+	VMOV V3.B16, V6.B16
+	VMOV V3.B16, V7.B16
 	FMOVQ 96(R10), F8
 	FMOVQ 96(R11), F9
 	FMOVQ 96(R12), F10
@@ -30600,40 +31157,42 @@ fusedQ4KWovenx4_loop161:
 	WORD $0x4fa9e825 // sdot v5.4s, v1.16b, v9.4b[3]
 	WORD $0x4faae826 // sdot v6.4s, v1.16b, v10.4b[3]
 	WORD $0x4fabe827 // sdot v7.4s, v1.16b, v11.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 332(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 268(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 332(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 268(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	FMOVS 332(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 268(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	FMOVS 332(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 268(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
-	FMOVS 332(R12), F3
-	WORD $0x4f8311b6 // fmla v22.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4e7 // fsub v7.4s, v7.4s, v25.4s
+	FMOVS 268(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
+	FMOVS 332(R12), F8
+	WORD $0x4f8811b6 // fmla v22.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4e7 // fsub v7.4s, v7.4s, v3.4s
 	WORD $0x6e2cdce7 // fmul v7.4s, v7.4s, v12.4s
-	FMOVS 268(R13), F3
-	WORD $0x4f8310f7 // fmla v23.4s, v7.4s, v3.s[0]
-	FMOVS 332(R13), F3
-	WORD $0x4f8311b7 // fmla v23.4s, v13.4s, v3.s[0]
+	FMOVS 268(R13), F8
+	WORD $0x4f8810f7 // fmla v23.4s, v7.4s, v8.s[0]
+	FMOVS 332(R13), F8
+	WORD $0x4f8811b7 // fmla v23.4s, v13.4s, v8.s[0]
 	VTBL V28.B16, [V17.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V28.B16, [V19.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
-	VMOV V25.B16, V4.B16
-	VMOV V25.B16, V5.B16
-	VMOV V25.B16, V6.B16
-	VMOV V25.B16, V7.B16
+	VMOV V3.B16, V4.B16
+	VMOV V3.B16, V5.B16
+	VMOV V3.B16, V6.B16
+	VMOV V3.B16, V7.B16
 	FMOVQ 128(R10), F8
 	FMOVQ 128(R11), F9
 	FMOVQ 128(R12), F10
@@ -30690,40 +31249,42 @@ fusedQ4KWovenx4_loop161:
 	WORD $0x4fa9e825 // sdot v5.4s, v1.16b, v9.4b[3]
 	WORD $0x4faae826 // sdot v6.4s, v1.16b, v10.4b[3]
 	WORD $0x4fabe827 // sdot v7.4s, v1.16b, v11.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 336(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 272(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 336(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 272(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	FMOVS 336(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 272(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	FMOVS 336(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 272(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
-	FMOVS 336(R12), F3
-	WORD $0x4f8311b6 // fmla v22.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4e7 // fsub v7.4s, v7.4s, v25.4s
+	FMOVS 272(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
+	FMOVS 336(R12), F8
+	WORD $0x4f8811b6 // fmla v22.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4e7 // fsub v7.4s, v7.4s, v3.4s
 	WORD $0x6e2cdce7 // fmul v7.4s, v7.4s, v12.4s
-	FMOVS 272(R13), F3
-	WORD $0x4f8310f7 // fmla v23.4s, v7.4s, v3.s[0]
-	FMOVS 336(R13), F3
-	WORD $0x4f8311b7 // fmla v23.4s, v13.4s, v3.s[0]
+	FMOVS 272(R13), F8
+	WORD $0x4f8810f7 // fmla v23.4s, v7.4s, v8.s[0]
+	FMOVS 336(R13), F8
+	WORD $0x4f8811b7 // fmla v23.4s, v13.4s, v8.s[0]
 	VTBL V29.B16, [V17.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V29.B16, [V19.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
-	VMOV V25.B16, V4.B16
-	VMOV V25.B16, V5.B16
-	VMOV V25.B16, V6.B16
-	VMOV V25.B16, V7.B16
+	VMOV V3.B16, V4.B16
+	VMOV V3.B16, V5.B16
+	VMOV V3.B16, V6.B16
+	VMOV V3.B16, V7.B16
 	FMOVQ 160(R10), F8
 	FMOVQ 160(R11), F9
 	FMOVQ 160(R12), F10
@@ -30780,40 +31341,42 @@ fusedQ4KWovenx4_loop161:
 	WORD $0x4fa9e825 // sdot v5.4s, v1.16b, v9.4b[3]
 	WORD $0x4faae826 // sdot v6.4s, v1.16b, v10.4b[3]
 	WORD $0x4fabe827 // sdot v7.4s, v1.16b, v11.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 340(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 276(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 340(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 276(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	FMOVS 340(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 276(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	FMOVS 340(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 276(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
-	FMOVS 340(R12), F3
-	WORD $0x4f8311b6 // fmla v22.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4e7 // fsub v7.4s, v7.4s, v25.4s
+	FMOVS 276(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
+	FMOVS 340(R12), F8
+	WORD $0x4f8811b6 // fmla v22.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4e7 // fsub v7.4s, v7.4s, v3.4s
 	WORD $0x6e2cdce7 // fmul v7.4s, v7.4s, v12.4s
-	FMOVS 276(R13), F3
-	WORD $0x4f8310f7 // fmla v23.4s, v7.4s, v3.s[0]
-	FMOVS 340(R13), F3
-	WORD $0x4f8311b7 // fmla v23.4s, v13.4s, v3.s[0]
+	FMOVS 276(R13), F8
+	WORD $0x4f8810f7 // fmla v23.4s, v7.4s, v8.s[0]
+	FMOVS 340(R13), F8
+	WORD $0x4f8811b7 // fmla v23.4s, v13.4s, v8.s[0]
 	VTBL V30.B16, [V17.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V30.B16, [V19.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
-	VMOV V25.B16, V4.B16
-	VMOV V25.B16, V5.B16
-	VMOV V25.B16, V6.B16
-	VMOV V25.B16, V7.B16
+	VMOV V3.B16, V4.B16
+	VMOV V3.B16, V5.B16
+	VMOV V3.B16, V6.B16
+	VMOV V3.B16, V7.B16
 	FMOVQ 192(R10), F8
 	FMOVQ 192(R11), F9
 	FMOVQ 192(R12), F10
@@ -30870,40 +31433,42 @@ fusedQ4KWovenx4_loop161:
 	WORD $0x4fa9e825 // sdot v5.4s, v1.16b, v9.4b[3]
 	WORD $0x4faae826 // sdot v6.4s, v1.16b, v10.4b[3]
 	WORD $0x4fabe827 // sdot v7.4s, v1.16b, v11.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 344(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 280(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 344(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 280(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	FMOVS 344(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 280(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	FMOVS 344(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 280(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
-	FMOVS 344(R12), F3
-	WORD $0x4f8311b6 // fmla v22.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4e7 // fsub v7.4s, v7.4s, v25.4s
+	FMOVS 280(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
+	FMOVS 344(R12), F8
+	WORD $0x4f8811b6 // fmla v22.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4e7 // fsub v7.4s, v7.4s, v3.4s
 	WORD $0x6e2cdce7 // fmul v7.4s, v7.4s, v12.4s
-	FMOVS 280(R13), F3
-	WORD $0x4f8310f7 // fmla v23.4s, v7.4s, v3.s[0]
-	FMOVS 344(R13), F3
-	WORD $0x4f8311b7 // fmla v23.4s, v13.4s, v3.s[0]
+	FMOVS 280(R13), F8
+	WORD $0x4f8810f7 // fmla v23.4s, v7.4s, v8.s[0]
+	FMOVS 344(R13), F8
+	WORD $0x4f8811b7 // fmla v23.4s, v13.4s, v8.s[0]
 	VTBL V31.B16, [V17.B16], V12.B16
-	WORD $0x6e21d98c // ucvtf v12.4s, v12.4s
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4ea3d58c // fsub v12.4s, v12.4s, v3.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	VTBL V31.B16, [V19.B16], V13.B16
-	WORD $0x6e21d9ad // ucvtf v13.4s, v13.4s
+	VORR V3.B16, V13.B16, V13.B16
+	WORD $0x4ea3d5ad // fsub v13.4s, v13.4s, v3.4s
 	WORD $0x6e2fddad // fmul v13.4s, v13.4s, v15.4s
-	VMOV V25.B16, V4.B16
-	VMOV V25.B16, V5.B16
-	VMOV V25.B16, V6.B16
-	VMOV V25.B16, V7.B16
+	VMOV V3.B16, V4.B16
+	VMOV V3.B16, V5.B16
+	VMOV V3.B16, V6.B16
+	VMOV V3.B16, V7.B16
 	FMOVQ 224(R10), F8
 	FMOVQ 224(R11), F9
 	FMOVQ 224(R12), F10
@@ -30960,30 +31525,30 @@ fusedQ4KWovenx4_loop161:
 	WORD $0x4fa9e825 // sdot v5.4s, v1.16b, v9.4b[3]
 	WORD $0x4faae826 // sdot v6.4s, v1.16b, v10.4b[3]
 	WORD $0x4fabe827 // sdot v7.4s, v1.16b, v11.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FMOVS 348(R10), F3
-	WORD $0x4f8311b4 // fmla v20.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 284(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVS 348(R10), F8
+	WORD $0x4f8811b4 // fmla v20.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 284(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	FMOVS 348(R11), F3
-	WORD $0x4f8311b5 // fmla v21.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 284(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	FMOVS 348(R11), F8
+	WORD $0x4f8811b5 // fmla v21.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 284(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
-	FMOVS 348(R12), F3
-	WORD $0x4f8311b6 // fmla v22.4s, v13.4s, v3.s[0]
-	WORD $0x4eb9d4e7 // fsub v7.4s, v7.4s, v25.4s
+	FMOVS 284(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
+	FMOVS 348(R12), F8
+	WORD $0x4f8811b6 // fmla v22.4s, v13.4s, v8.s[0]
+	WORD $0x4ea3d4e7 // fsub v7.4s, v7.4s, v3.4s
 	WORD $0x6e2cdce7 // fmul v7.4s, v7.4s, v12.4s
-	FMOVS 284(R13), F3
-	WORD $0x4f8310f7 // fmla v23.4s, v7.4s, v3.s[0]
-	FMOVS 348(R13), F3
-	WORD $0x4f8311b7 // fmla v23.4s, v13.4s, v3.s[0]
+	FMOVS 284(R13), F8
+	WORD $0x4f8810f7 // fmla v23.4s, v7.4s, v8.s[0]
+	FMOVS 348(R13), F8
+	WORD $0x4f8811b7 // fmla v23.4s, v13.4s, v8.s[0]
 	ADD $2304, R1, R1
 	ADD R9, R10, R10
 	ADD R9, R11, R11
@@ -31025,18 +31590,19 @@ TEXT ·fusedQ6Kx4(SB), NOSPLIT, $0-64
 	VMOVI $0, V22.B16
 	ADD $480, R12, R13
 	VMOVI $0, V23.B16
-	MOVD $qmatConst4<>(SB), R8
+	MOVD $qmatConst0<>(SB), R8
 	FMOVQ (R8), F28
-	MOVD $qmatConst5<>(SB), R8
+	MOVD $qmatConst1<>(SB), R8
 	FMOVQ (R8), F29
-	MOVD $qmatConst6<>(SB), R8
+	MOVD $qmatConst2<>(SB), R8
 	FMOVQ (R8), F30
-	MOVD $qmatConst7<>(SB), R8
+	MOVD $qmatConst3<>(SB), R8
 	FMOVQ (R8), F31
 	VMOVI $15, V27.B16
 	VMOVI $48, V26.B16
-	MOVD $qmatConst16<>(SB), R8
-	FMOVQ (R8), F25
+	MOVD $qmatConst18<>(SB), R8
+	FMOVQ (R8), F13
+	VMOVI $128, V15.B16
 	LSR $3, R7, R6
 	CMP $1, R6
 	BLT fusedQ6Kx4_done164
@@ -31061,14 +31627,14 @@ fusedQ6Kx4_loop163:
 	PRFM 128(R22), PLDL2KEEP
 	PRFM 192(R22), PLDL2KEEP
 	ADD $210, R22, R22
-	ADD $208, R1, R8
-	VLD1 (R8), V14.H[0]
-	ADD $208, R2, R8
-	VLD1 (R8), V14.H[1]
-	ADD $208, R3, R8
-	VLD1 (R8), V14.H[2]
-	ADD $208, R4, R8
-	VLD1 (R8), V14.H[3]
+	MOVHU 208(R1), R8
+	MOVHU 208(R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU 208(R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU 208(R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F14
 	WORD $0x0e2179ce // fcvtl v14.4s, v14.4h
 	FMOVQ 192(R1), F0
 	FMOVQ 192(R2), F1
@@ -31082,12 +31648,17 @@ fusedQ6Kx4_loop163:
 	VTRN1 V7.D2, V5.D2, V1.D2
 	VTRN2 V6.D2, V4.D2, V2.D2
 	VTRN2 V7.D2, V5.D2, V3.D2
-	VMOV V0.B16, V16.B16
-	VMOV V1.B16, V17.B16
-	VMOV V2.B16, V18.B16
-	VMOV V3.B16, V19.B16
+	VEOR V15.B16, V0.B16, V16.B16
+	VEOR V15.B16, V1.B16, V17.B16
+	VEOR V15.B16, V2.B16, V18.B16
+	VEOR V15.B16, V3.B16, V19.B16
+	MOVD $qmatConst4<>(SB), R8
+	FMOVQ (R8), F3
+	MOVD $qmatConst17<>(SB), R8
+	FMOVQ (R8), F9
 	VTBL V28.B16, [V16.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ (R1), F24
 	FMOVQ 128(R1), F1
@@ -31103,94 +31674,83 @@ fusedQ6Kx4_loop163:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ (R3), F24
 	FMOVQ 128(R3), F1
-	VAND V27.B16, V24.B16, V9.B16
-	VSHL $4, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ (R4), F24
-	FMOVQ 128(R4), F1
 	VAND V27.B16, V24.B16, V10.B16
 	VSHL $4, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ (R4), F24
+	FMOVQ 128(R4), F1
+	VAND V27.B16, V24.B16, V11.B16
+	VSHL $4, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ (R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 352(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 352(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 352(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 352(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 352(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 256(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ (R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 352(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 352(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 352(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 352(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 352(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 256(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	FMOVQ (R12), F8
-	VMOVI $0, V4.B16
+	FMOVS 352(R12), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 352(R12), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 352(R12), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 352(R12), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 352(R12), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 256(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	FMOVQ (R13), F8
-	VMOVI $0, V4.B16
+	FMOVS 352(R13), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 352(R13), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 352(R13), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 352(R13), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 352(R13), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R13), F3
-	WORD $0x4f831097 // fmla v23.4s, v4.4s, v3.s[0]
+	FMOVS 256(R13), F8
+	WORD $0x4f881097 // fmla v23.4s, v4.4s, v8.s[0]
 	VTBL V28.B16, [V17.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ (R1), F24
 	FMOVQ 128(R1), F1
@@ -31204,92 +31764,81 @@ fusedQ6Kx4_loop163:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ (R3), F24
 	FMOVQ 128(R3), F1
-	VUSHR $4, V24.B16, V9.B16
+	VUSHR $4, V24.B16, V10.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
+	VORR V1.B16, V10.B16, V10.B16
 	FMOVQ (R4), F24
 	FMOVQ 128(R4), F1
-	VUSHR $4, V24.B16, V10.B16
+	VUSHR $4, V24.B16, V11.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V10.B16, V10.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 64(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 368(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 368(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 368(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 368(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 368(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 264(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 64(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 368(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 368(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 368(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 368(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 368(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 264(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	FMOVQ 64(R12), F8
-	VMOVI $0, V4.B16
+	FMOVS 368(R12), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 368(R12), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 368(R12), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 368(R12), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 368(R12), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 264(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	FMOVQ 64(R13), F8
-	VMOVI $0, V4.B16
+	FMOVS 368(R13), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 368(R13), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 368(R13), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 368(R13), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 368(R13), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R13), F3
-	WORD $0x4f831097 // fmla v23.4s, v4.4s, v3.s[0]
+	FMOVS 264(R13), F8
+	WORD $0x4f881097 // fmla v23.4s, v4.4s, v8.s[0]
 	VTBL V29.B16, [V16.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 16(R1), F24
 	FMOVQ 144(R1), F1
@@ -31305,94 +31854,83 @@ fusedQ6Kx4_loop163:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 16(R3), F24
 	FMOVQ 144(R3), F1
-	VAND V27.B16, V24.B16, V9.B16
-	VSHL $4, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ 16(R4), F24
-	FMOVQ 144(R4), F1
 	VAND V27.B16, V24.B16, V10.B16
 	VSHL $4, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ 16(R4), F24
+	FMOVQ 144(R4), F1
+	VAND V27.B16, V24.B16, V11.B16
+	VSHL $4, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 16(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 356(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 356(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 356(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 356(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 356(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 256(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 16(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 356(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 356(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 356(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 356(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 356(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 256(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	FMOVQ 16(R12), F8
-	VMOVI $0, V4.B16
+	FMOVS 356(R12), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 356(R12), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 356(R12), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 356(R12), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 356(R12), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 256(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	FMOVQ 16(R13), F8
-	VMOVI $0, V4.B16
+	FMOVS 356(R13), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 356(R13), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 356(R13), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 356(R13), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 356(R13), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R13), F3
-	WORD $0x4f831097 // fmla v23.4s, v4.4s, v3.s[0]
+	FMOVS 256(R13), F8
+	WORD $0x4f881097 // fmla v23.4s, v4.4s, v8.s[0]
 	VTBL V29.B16, [V17.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 16(R1), F24
 	FMOVQ 144(R1), F1
@@ -31406,92 +31944,81 @@ fusedQ6Kx4_loop163:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 16(R3), F24
 	FMOVQ 144(R3), F1
-	VUSHR $4, V24.B16, V9.B16
+	VUSHR $4, V24.B16, V10.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
+	VORR V1.B16, V10.B16, V10.B16
 	FMOVQ 16(R4), F24
 	FMOVQ 144(R4), F1
-	VUSHR $4, V24.B16, V10.B16
+	VUSHR $4, V24.B16, V11.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V10.B16, V10.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 80(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 372(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 372(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 372(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 372(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 372(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 264(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 80(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 372(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 372(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 372(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 372(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 372(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 264(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	FMOVQ 80(R12), F8
-	VMOVI $0, V4.B16
+	FMOVS 372(R12), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 372(R12), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 372(R12), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 372(R12), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 372(R12), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 264(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	FMOVQ 80(R13), F8
-	VMOVI $0, V4.B16
+	FMOVS 372(R13), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 372(R13), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 372(R13), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 372(R13), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 372(R13), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R13), F3
-	WORD $0x4f831097 // fmla v23.4s, v4.4s, v3.s[0]
+	FMOVS 264(R13), F8
+	WORD $0x4f881097 // fmla v23.4s, v4.4s, v8.s[0]
 	VTBL V30.B16, [V16.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 32(R1), F24
 	FMOVQ 128(R1), F1
@@ -31507,94 +32034,83 @@ fusedQ6Kx4_loop163:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 32(R3), F24
 	FMOVQ 128(R3), F1
-	VAND V27.B16, V24.B16, V9.B16
-	VSHL $2, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ 32(R4), F24
-	FMOVQ 128(R4), F1
 	VAND V27.B16, V24.B16, V10.B16
 	VSHL $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ 32(R4), F24
+	FMOVQ 128(R4), F1
+	VAND V27.B16, V24.B16, V11.B16
+	VSHL $2, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 32(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 360(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 360(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 360(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 360(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 360(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 260(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 32(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 360(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 360(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 360(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 360(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 360(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 260(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	FMOVQ 32(R12), F8
-	VMOVI $0, V4.B16
+	FMOVS 360(R12), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 360(R12), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 360(R12), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 360(R12), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 360(R12), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 260(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	FMOVQ 32(R13), F8
-	VMOVI $0, V4.B16
+	FMOVS 360(R13), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 360(R13), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 360(R13), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 360(R13), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 360(R13), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R13), F3
-	WORD $0x4f831097 // fmla v23.4s, v4.4s, v3.s[0]
+	FMOVS 260(R13), F8
+	WORD $0x4f881097 // fmla v23.4s, v4.4s, v8.s[0]
 	VTBL V30.B16, [V17.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 32(R1), F24
 	FMOVQ 128(R1), F1
@@ -31610,94 +32126,83 @@ fusedQ6Kx4_loop163:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 32(R3), F24
 	FMOVQ 128(R3), F1
-	VUSHR $4, V24.B16, V9.B16
+	VUSHR $4, V24.B16, V10.B16
 	VUSHR $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
+	VORR V1.B16, V10.B16, V10.B16
 	FMOVQ 32(R4), F24
 	FMOVQ 128(R4), F1
-	VUSHR $4, V24.B16, V10.B16
+	VUSHR $4, V24.B16, V11.B16
 	VUSHR $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V10.B16, V10.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 96(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 376(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 376(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 376(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 376(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 376(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 268(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 96(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 376(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 376(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 376(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 376(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 376(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 268(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	FMOVQ 96(R12), F8
-	VMOVI $0, V4.B16
+	FMOVS 376(R12), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 376(R12), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 376(R12), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 376(R12), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 376(R12), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 268(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	FMOVQ 96(R13), F8
-	VMOVI $0, V4.B16
+	FMOVS 376(R13), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 376(R13), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 376(R13), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 376(R13), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 376(R13), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R13), F3
-	WORD $0x4f831097 // fmla v23.4s, v4.4s, v3.s[0]
+	FMOVS 268(R13), F8
+	WORD $0x4f881097 // fmla v23.4s, v4.4s, v8.s[0]
 	VTBL V31.B16, [V16.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 48(R1), F24
 	FMOVQ 144(R1), F1
@@ -31713,94 +32218,83 @@ fusedQ6Kx4_loop163:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 48(R3), F24
 	FMOVQ 144(R3), F1
-	VAND V27.B16, V24.B16, V9.B16
-	VSHL $2, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ 48(R4), F24
-	FMOVQ 144(R4), F1
 	VAND V27.B16, V24.B16, V10.B16
 	VSHL $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ 48(R4), F24
+	FMOVQ 144(R4), F1
+	VAND V27.B16, V24.B16, V11.B16
+	VSHL $2, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 48(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 364(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 364(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 364(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 364(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 364(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 260(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 48(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 364(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 364(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 364(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 364(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 364(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 260(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	FMOVQ 48(R12), F8
-	VMOVI $0, V4.B16
+	FMOVS 364(R12), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 364(R12), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 364(R12), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 364(R12), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 364(R12), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 260(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	FMOVQ 48(R13), F8
-	VMOVI $0, V4.B16
+	FMOVS 364(R13), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 364(R13), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 364(R13), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 364(R13), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 364(R13), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R13), F3
-	WORD $0x4f831097 // fmla v23.4s, v4.4s, v3.s[0]
+	FMOVS 260(R13), F8
+	WORD $0x4f881097 // fmla v23.4s, v4.4s, v8.s[0]
 	VTBL V31.B16, [V17.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 48(R1), F24
 	FMOVQ 144(R1), F1
@@ -31816,94 +32310,83 @@ fusedQ6Kx4_loop163:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 48(R3), F24
 	FMOVQ 144(R3), F1
-	VUSHR $4, V24.B16, V9.B16
+	VUSHR $4, V24.B16, V10.B16
 	VUSHR $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
+	VORR V1.B16, V10.B16, V10.B16
 	FMOVQ 48(R4), F24
 	FMOVQ 144(R4), F1
-	VUSHR $4, V24.B16, V10.B16
+	VUSHR $4, V24.B16, V11.B16
 	VUSHR $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V10.B16, V10.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 112(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 380(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 380(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 380(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 380(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 380(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 268(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 112(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 380(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 380(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 380(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 380(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 380(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 268(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	FMOVQ 112(R12), F8
-	VMOVI $0, V4.B16
+	FMOVS 380(R12), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 380(R12), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 380(R12), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 380(R12), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 380(R12), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 268(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	FMOVQ 112(R13), F8
-	VMOVI $0, V4.B16
+	FMOVS 380(R13), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 380(R13), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 380(R13), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 380(R13), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 380(R13), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R13), F3
-	WORD $0x4f831097 // fmla v23.4s, v4.4s, v3.s[0]
+	FMOVS 268(R13), F8
+	WORD $0x4f881097 // fmla v23.4s, v4.4s, v8.s[0]
 	VTBL V28.B16, [V18.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 64(R1), F24
 	FMOVQ 160(R1), F1
@@ -31919,94 +32402,83 @@ fusedQ6Kx4_loop163:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 64(R3), F24
 	FMOVQ 160(R3), F1
-	VAND V27.B16, V24.B16, V9.B16
-	VSHL $4, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ 64(R4), F24
-	FMOVQ 160(R4), F1
 	VAND V27.B16, V24.B16, V10.B16
 	VSHL $4, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ 64(R4), F24
+	FMOVQ 160(R4), F1
+	VAND V27.B16, V24.B16, V11.B16
+	VSHL $4, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 128(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 384(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 384(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 384(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 384(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 384(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 272(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 128(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 384(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 384(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 384(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 384(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 384(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 272(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	FMOVQ 128(R12), F8
-	VMOVI $0, V4.B16
+	FMOVS 384(R12), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 384(R12), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 384(R12), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 384(R12), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 384(R12), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 272(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	FMOVQ 128(R13), F8
-	VMOVI $0, V4.B16
+	FMOVS 384(R13), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 384(R13), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 384(R13), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 384(R13), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 384(R13), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R13), F3
-	WORD $0x4f831097 // fmla v23.4s, v4.4s, v3.s[0]
+	FMOVS 272(R13), F8
+	WORD $0x4f881097 // fmla v23.4s, v4.4s, v8.s[0]
 	VTBL V28.B16, [V19.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 64(R1), F24
 	FMOVQ 160(R1), F1
@@ -32020,92 +32492,81 @@ fusedQ6Kx4_loop163:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 64(R3), F24
 	FMOVQ 160(R3), F1
-	VUSHR $4, V24.B16, V9.B16
+	VUSHR $4, V24.B16, V10.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
+	VORR V1.B16, V10.B16, V10.B16
 	FMOVQ 64(R4), F24
 	FMOVQ 160(R4), F1
-	VUSHR $4, V24.B16, V10.B16
+	VUSHR $4, V24.B16, V11.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V10.B16, V10.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 192(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 400(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 400(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 400(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 400(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 400(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 280(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 192(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 400(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 400(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 400(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 400(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 400(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 280(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	FMOVQ 192(R12), F8
-	VMOVI $0, V4.B16
+	FMOVS 400(R12), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 400(R12), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 400(R12), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 400(R12), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 400(R12), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 280(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	FMOVQ 192(R13), F8
-	VMOVI $0, V4.B16
+	FMOVS 400(R13), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 400(R13), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 400(R13), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 400(R13), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 400(R13), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R13), F3
-	WORD $0x4f831097 // fmla v23.4s, v4.4s, v3.s[0]
+	FMOVS 280(R13), F8
+	WORD $0x4f881097 // fmla v23.4s, v4.4s, v8.s[0]
 	VTBL V29.B16, [V18.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 80(R1), F24
 	FMOVQ 176(R1), F1
@@ -32121,94 +32582,83 @@ fusedQ6Kx4_loop163:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 80(R3), F24
 	FMOVQ 176(R3), F1
-	VAND V27.B16, V24.B16, V9.B16
-	VSHL $4, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ 80(R4), F24
-	FMOVQ 176(R4), F1
 	VAND V27.B16, V24.B16, V10.B16
 	VSHL $4, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ 80(R4), F24
+	FMOVQ 176(R4), F1
+	VAND V27.B16, V24.B16, V11.B16
+	VSHL $4, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 144(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 388(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 388(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 388(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 388(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 388(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 272(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 144(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 388(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 388(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 388(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 388(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 388(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 272(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	FMOVQ 144(R12), F8
-	VMOVI $0, V4.B16
+	FMOVS 388(R12), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 388(R12), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 388(R12), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 388(R12), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 388(R12), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 272(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	FMOVQ 144(R13), F8
-	VMOVI $0, V4.B16
+	FMOVS 388(R13), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 388(R13), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 388(R13), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 388(R13), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 388(R13), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R13), F3
-	WORD $0x4f831097 // fmla v23.4s, v4.4s, v3.s[0]
+	FMOVS 272(R13), F8
+	WORD $0x4f881097 // fmla v23.4s, v4.4s, v8.s[0]
 	VTBL V29.B16, [V19.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 80(R1), F24
 	FMOVQ 176(R1), F1
@@ -32222,92 +32672,81 @@ fusedQ6Kx4_loop163:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 80(R3), F24
 	FMOVQ 176(R3), F1
-	VUSHR $4, V24.B16, V9.B16
+	VUSHR $4, V24.B16, V10.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
+	VORR V1.B16, V10.B16, V10.B16
 	FMOVQ 80(R4), F24
 	FMOVQ 176(R4), F1
-	VUSHR $4, V24.B16, V10.B16
+	VUSHR $4, V24.B16, V11.B16
 	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V10.B16, V10.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 208(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 404(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 404(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 404(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 404(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 404(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 280(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 208(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 404(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 404(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 404(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 404(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 404(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 280(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	FMOVQ 208(R12), F8
-	VMOVI $0, V4.B16
+	FMOVS 404(R12), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 404(R12), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 404(R12), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 404(R12), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 404(R12), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 280(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	FMOVQ 208(R13), F8
-	VMOVI $0, V4.B16
+	FMOVS 404(R13), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 404(R13), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 404(R13), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 404(R13), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 404(R13), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R13), F3
-	WORD $0x4f831097 // fmla v23.4s, v4.4s, v3.s[0]
+	FMOVS 280(R13), F8
+	WORD $0x4f881097 // fmla v23.4s, v4.4s, v8.s[0]
 	VTBL V30.B16, [V18.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 96(R1), F24
 	FMOVQ 160(R1), F1
@@ -32323,94 +32762,83 @@ fusedQ6Kx4_loop163:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 96(R3), F24
 	FMOVQ 160(R3), F1
-	VAND V27.B16, V24.B16, V9.B16
-	VSHL $2, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ 96(R4), F24
-	FMOVQ 160(R4), F1
 	VAND V27.B16, V24.B16, V10.B16
 	VSHL $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ 96(R4), F24
+	FMOVQ 160(R4), F1
+	VAND V27.B16, V24.B16, V11.B16
+	VSHL $2, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 160(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 392(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 392(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 392(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 392(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 392(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 276(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 160(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 392(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 392(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 392(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 392(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 392(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 276(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	FMOVQ 160(R12), F8
-	VMOVI $0, V4.B16
+	FMOVS 392(R12), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 392(R12), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 392(R12), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 392(R12), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 392(R12), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 276(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	FMOVQ 160(R13), F8
-	VMOVI $0, V4.B16
+	FMOVS 392(R13), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 392(R13), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 392(R13), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 392(R13), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 392(R13), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R13), F3
-	WORD $0x4f831097 // fmla v23.4s, v4.4s, v3.s[0]
+	FMOVS 276(R13), F8
+	WORD $0x4f881097 // fmla v23.4s, v4.4s, v8.s[0]
 	VTBL V30.B16, [V19.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 96(R1), F24
 	FMOVQ 160(R1), F1
@@ -32426,94 +32854,83 @@ fusedQ6Kx4_loop163:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 96(R3), F24
 	FMOVQ 160(R3), F1
-	VUSHR $4, V24.B16, V9.B16
-	VUSHR $2, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ 96(R4), F24
-	FMOVQ 160(R4), F1
 	VUSHR $4, V24.B16, V10.B16
 	VUSHR $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ 96(R4), F24
+	FMOVQ 160(R4), F1
+	VUSHR $4, V24.B16, V11.B16
+	VUSHR $2, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 224(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 408(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 408(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 408(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 408(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 408(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 284(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 224(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 408(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 408(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 408(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 408(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 408(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 284(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	FMOVQ 224(R12), F8
-	VMOVI $0, V4.B16
+	FMOVS 408(R12), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 408(R12), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 408(R12), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 408(R12), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 408(R12), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 284(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	FMOVQ 224(R13), F8
-	VMOVI $0, V4.B16
+	FMOVS 408(R13), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 408(R13), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 408(R13), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 408(R13), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 408(R13), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R13), F3
-	WORD $0x4f831097 // fmla v23.4s, v4.4s, v3.s[0]
+	FMOVS 284(R13), F8
+	WORD $0x4f881097 // fmla v23.4s, v4.4s, v8.s[0]
 	VTBL V31.B16, [V18.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 112(R1), F24
 	FMOVQ 176(R1), F1
@@ -32529,94 +32946,83 @@ fusedQ6Kx4_loop163:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 112(R3), F24
 	FMOVQ 176(R3), F1
-	VAND V27.B16, V24.B16, V9.B16
-	VSHL $2, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ 112(R4), F24
-	FMOVQ 176(R4), F1
 	VAND V27.B16, V24.B16, V10.B16
 	VSHL $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ 112(R4), F24
+	FMOVQ 176(R4), F1
+	VAND V27.B16, V24.B16, V11.B16
+	VSHL $2, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 176(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 396(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 396(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 396(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 396(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 396(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 276(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 176(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 396(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 396(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 396(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 396(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 396(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 276(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	FMOVQ 176(R12), F8
-	VMOVI $0, V4.B16
+	FMOVS 396(R12), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 396(R12), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 396(R12), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 396(R12), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 396(R12), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 276(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	FMOVQ 176(R13), F8
-	VMOVI $0, V4.B16
+	FMOVS 396(R13), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 396(R13), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 396(R13), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 396(R13), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 396(R13), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R13), F3
-	WORD $0x4f831097 // fmla v23.4s, v4.4s, v3.s[0]
+	FMOVS 276(R13), F8
+	WORD $0x4f881097 // fmla v23.4s, v4.4s, v8.s[0]
 	VTBL V31.B16, [V19.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVQ 112(R1), F24
 	FMOVQ 176(R1), F1
@@ -32632,92 +33038,80 @@ fusedQ6Kx4_loop163:
 	VORR V1.B16, V2.B16, V2.B16
 	FMOVQ 112(R3), F24
 	FMOVQ 176(R3), F1
-	VUSHR $4, V24.B16, V9.B16
-	VUSHR $2, V1.B16, V1.B16
-	VAND V26.B16, V1.B16, V1.B16
-	VORR V1.B16, V9.B16, V9.B16
-	FMOVQ 112(R4), F24
-	FMOVQ 176(R4), F1
 	VUSHR $4, V24.B16, V10.B16
 	VUSHR $2, V1.B16, V1.B16
 	VAND V26.B16, V1.B16, V1.B16
 	VORR V1.B16, V10.B16, V10.B16
+	FMOVQ 112(R4), F24
+	FMOVQ 176(R4), F1
+	VUSHR $4, V24.B16, V11.B16
+	VUSHR $2, V1.B16, V1.B16
+	VAND V26.B16, V1.B16, V1.B16
+	VORR V1.B16, V11.B16, V11.B16
 	FMOVQ 240(R10), F8
-	VMOVI $0, V4.B16
+	FMOVS 412(R10), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 412(R10), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 412(R10), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 412(R10), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 412(R10), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
+	FMOVS 284(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
 	FMOVQ 240(R11), F8
-	VMOVI $0, V4.B16
+	FMOVS 412(R11), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 412(R11), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 412(R11), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 412(R11), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 412(R11), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
+	FMOVS 284(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
 	FMOVQ 240(R12), F8
-	VMOVI $0, V4.B16
+	FMOVS 412(R12), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 412(R12), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 412(R12), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 412(R12), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 412(R12), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
+	FMOVS 284(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
 	FMOVQ 240(R13), F8
-	VMOVI $0, V4.B16
+	FMOVS 412(R13), F4
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	VMOVI $0, V5.B16
+	FMOVS 412(R13), F5
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889526 // sdot v6.4s, v9.16b, v8.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	FMOVS 412(R13), F11
-	VDUP V11.S[0], V11.S4
+	FMOVS 412(R13), F6
+	WORD $0x4e889546 // sdot v6.4s, v10.16b, v8.16b
+	FMOVS 412(R13), F7
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	VADD V11.S4, V4.S4, V4.S4
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R13), F3
-	WORD $0x4f831097 // fmla v23.4s, v4.4s, v3.s[0]
+	FMOVS 284(R13), F8
+	WORD $0x4f881097 // fmla v23.4s, v4.4s, v8.s[0]
 	ADD $210, R1, R1
 	ADD $210, R2, R2
 	ADD $210, R3, R3
@@ -32756,18 +33150,19 @@ TEXT ·fusedQ6KWovenx4(SB), NOSPLIT, $0-64
 	VMOVI $0, V22.B16
 	ADD $480, R12, R13
 	VMOVI $0, V23.B16
-	MOVD $qmatConst4<>(SB), R8
+	MOVD $qmatConst0<>(SB), R8
 	FMOVQ (R8), F28
-	MOVD $qmatConst5<>(SB), R8
+	MOVD $qmatConst1<>(SB), R8
 	FMOVQ (R8), F29
-	MOVD $qmatConst6<>(SB), R8
+	MOVD $qmatConst2<>(SB), R8
 	FMOVQ (R8), F30
-	MOVD $qmatConst7<>(SB), R8
+	MOVD $qmatConst3<>(SB), R8
 	FMOVQ (R8), F31
 	VMOVI $15, V27.B16
 	VMOVI $48, V26.B16
-	MOVD $qmatConst16<>(SB), R8
-	FMOVQ (R8), F25
+	MOVD $qmatConst18<>(SB), R8
+	FMOVQ (R8), F13
+	VMOVI $128, V15.B16
 	LSR $3, R7, R6
 	CMP $1, R6
 	BLT fusedQ6KWovenx4_done166
@@ -32794,12 +33189,15 @@ fusedQ6KWovenx4_loop165:
 	FMOVQ 3136(R1), F1
 	FMOVQ 3200(R1), F2
 	FMOVQ 3264(R1), F3
-	VMOV V0.B16, V16.B16
-	VMOV V1.B16, V17.B16
-	VMOV V2.B16, V18.B16
-	VMOV V3.B16, V19.B16
+	VEOR V15.B16, V0.B16, V16.B16
+	VEOR V15.B16, V1.B16, V17.B16
+	VEOR V15.B16, V2.B16, V18.B16
+	VEOR V15.B16, V3.B16, V19.B16
+	MOVD $qmatConst4<>(SB), R8
+	FMOVQ (R8), F3
 	VTBL V28.B16, [V16.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 352(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -32853,24 +33251,25 @@ fusedQ6KWovenx4_loop165:
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
 	WORD $0x4faae846 // sdot v6.4s, v2.16b, v10.4b[3]
 	WORD $0x4fabe847 // sdot v7.4s, v2.16b, v11.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 256(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 256(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 256(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 256(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
-	WORD $0x4eb9d4e7 // fsub v7.4s, v7.4s, v25.4s
+	FMOVS 256(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
+	WORD $0x4ea3d4e7 // fsub v7.4s, v7.4s, v3.4s
 	WORD $0x6e2cdce7 // fmul v7.4s, v7.4s, v12.4s
-	FMOVS 256(R13), F3
-	WORD $0x4f8310f7 // fmla v23.4s, v7.4s, v3.s[0]
+	FMOVS 256(R13), F8
+	WORD $0x4f8810f7 // fmla v23.4s, v7.4s, v8.s[0]
 	VTBL V28.B16, [V17.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 368(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -32920,24 +33319,25 @@ fusedQ6KWovenx4_loop165:
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
 	WORD $0x4faae846 // sdot v6.4s, v2.16b, v10.4b[3]
 	WORD $0x4fabe847 // sdot v7.4s, v2.16b, v11.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 264(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 264(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 264(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 264(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
-	WORD $0x4eb9d4e7 // fsub v7.4s, v7.4s, v25.4s
+	FMOVS 264(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
+	WORD $0x4ea3d4e7 // fsub v7.4s, v7.4s, v3.4s
 	WORD $0x6e2cdce7 // fmul v7.4s, v7.4s, v12.4s
-	FMOVS 264(R13), F3
-	WORD $0x4f8310f7 // fmla v23.4s, v7.4s, v3.s[0]
+	FMOVS 264(R13), F8
+	WORD $0x4f8810f7 // fmla v23.4s, v7.4s, v8.s[0]
 	VTBL V29.B16, [V16.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 356(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -32991,24 +33391,25 @@ fusedQ6KWovenx4_loop165:
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
 	WORD $0x4faae846 // sdot v6.4s, v2.16b, v10.4b[3]
 	WORD $0x4fabe847 // sdot v7.4s, v2.16b, v11.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 256(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 256(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 256(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 256(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
-	WORD $0x4eb9d4e7 // fsub v7.4s, v7.4s, v25.4s
+	FMOVS 256(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
+	WORD $0x4ea3d4e7 // fsub v7.4s, v7.4s, v3.4s
 	WORD $0x6e2cdce7 // fmul v7.4s, v7.4s, v12.4s
-	FMOVS 256(R13), F3
-	WORD $0x4f8310f7 // fmla v23.4s, v7.4s, v3.s[0]
+	FMOVS 256(R13), F8
+	WORD $0x4f8810f7 // fmla v23.4s, v7.4s, v8.s[0]
 	VTBL V29.B16, [V17.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 372(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -33058,24 +33459,25 @@ fusedQ6KWovenx4_loop165:
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
 	WORD $0x4faae846 // sdot v6.4s, v2.16b, v10.4b[3]
 	WORD $0x4fabe847 // sdot v7.4s, v2.16b, v11.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 264(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 264(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 264(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 264(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
-	WORD $0x4eb9d4e7 // fsub v7.4s, v7.4s, v25.4s
+	FMOVS 264(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
+	WORD $0x4ea3d4e7 // fsub v7.4s, v7.4s, v3.4s
 	WORD $0x6e2cdce7 // fmul v7.4s, v7.4s, v12.4s
-	FMOVS 264(R13), F3
-	WORD $0x4f8310f7 // fmla v23.4s, v7.4s, v3.s[0]
+	FMOVS 264(R13), F8
+	WORD $0x4f8810f7 // fmla v23.4s, v7.4s, v8.s[0]
 	VTBL V30.B16, [V16.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 360(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -33129,24 +33531,25 @@ fusedQ6KWovenx4_loop165:
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
 	WORD $0x4faae846 // sdot v6.4s, v2.16b, v10.4b[3]
 	WORD $0x4fabe847 // sdot v7.4s, v2.16b, v11.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 260(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 260(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 260(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 260(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
-	WORD $0x4eb9d4e7 // fsub v7.4s, v7.4s, v25.4s
+	FMOVS 260(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
+	WORD $0x4ea3d4e7 // fsub v7.4s, v7.4s, v3.4s
 	WORD $0x6e2cdce7 // fmul v7.4s, v7.4s, v12.4s
-	FMOVS 260(R13), F3
-	WORD $0x4f8310f7 // fmla v23.4s, v7.4s, v3.s[0]
+	FMOVS 260(R13), F8
+	WORD $0x4f8810f7 // fmla v23.4s, v7.4s, v8.s[0]
 	VTBL V30.B16, [V17.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 376(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -33200,24 +33603,25 @@ fusedQ6KWovenx4_loop165:
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
 	WORD $0x4faae846 // sdot v6.4s, v2.16b, v10.4b[3]
 	WORD $0x4fabe847 // sdot v7.4s, v2.16b, v11.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 268(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 268(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 268(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 268(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
-	WORD $0x4eb9d4e7 // fsub v7.4s, v7.4s, v25.4s
+	FMOVS 268(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
+	WORD $0x4ea3d4e7 // fsub v7.4s, v7.4s, v3.4s
 	WORD $0x6e2cdce7 // fmul v7.4s, v7.4s, v12.4s
-	FMOVS 268(R13), F3
-	WORD $0x4f8310f7 // fmla v23.4s, v7.4s, v3.s[0]
+	FMOVS 268(R13), F8
+	WORD $0x4f8810f7 // fmla v23.4s, v7.4s, v8.s[0]
 	VTBL V31.B16, [V16.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 364(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -33271,24 +33675,25 @@ fusedQ6KWovenx4_loop165:
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
 	WORD $0x4faae846 // sdot v6.4s, v2.16b, v10.4b[3]
 	WORD $0x4fabe847 // sdot v7.4s, v2.16b, v11.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 260(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 260(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 260(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 260(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
-	WORD $0x4eb9d4e7 // fsub v7.4s, v7.4s, v25.4s
+	FMOVS 260(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
+	WORD $0x4ea3d4e7 // fsub v7.4s, v7.4s, v3.4s
 	WORD $0x6e2cdce7 // fmul v7.4s, v7.4s, v12.4s
-	FMOVS 260(R13), F3
-	WORD $0x4f8310f7 // fmla v23.4s, v7.4s, v3.s[0]
+	FMOVS 260(R13), F8
+	WORD $0x4f8810f7 // fmla v23.4s, v7.4s, v8.s[0]
 	VTBL V31.B16, [V17.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 380(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -33342,24 +33747,25 @@ fusedQ6KWovenx4_loop165:
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
 	WORD $0x4faae846 // sdot v6.4s, v2.16b, v10.4b[3]
 	WORD $0x4fabe847 // sdot v7.4s, v2.16b, v11.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 268(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 268(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 268(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 268(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
-	WORD $0x4eb9d4e7 // fsub v7.4s, v7.4s, v25.4s
+	FMOVS 268(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
+	WORD $0x4ea3d4e7 // fsub v7.4s, v7.4s, v3.4s
 	WORD $0x6e2cdce7 // fmul v7.4s, v7.4s, v12.4s
-	FMOVS 268(R13), F3
-	WORD $0x4f8310f7 // fmla v23.4s, v7.4s, v3.s[0]
+	FMOVS 268(R13), F8
+	WORD $0x4f8810f7 // fmla v23.4s, v7.4s, v8.s[0]
 	VTBL V28.B16, [V18.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 384(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -33413,24 +33819,25 @@ fusedQ6KWovenx4_loop165:
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
 	WORD $0x4faae846 // sdot v6.4s, v2.16b, v10.4b[3]
 	WORD $0x4fabe847 // sdot v7.4s, v2.16b, v11.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 272(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 272(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 272(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 272(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
-	WORD $0x4eb9d4e7 // fsub v7.4s, v7.4s, v25.4s
+	FMOVS 272(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
+	WORD $0x4ea3d4e7 // fsub v7.4s, v7.4s, v3.4s
 	WORD $0x6e2cdce7 // fmul v7.4s, v7.4s, v12.4s
-	FMOVS 272(R13), F3
-	WORD $0x4f8310f7 // fmla v23.4s, v7.4s, v3.s[0]
+	FMOVS 272(R13), F8
+	WORD $0x4f8810f7 // fmla v23.4s, v7.4s, v8.s[0]
 	VTBL V28.B16, [V19.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 400(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -33480,24 +33887,25 @@ fusedQ6KWovenx4_loop165:
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
 	WORD $0x4faae846 // sdot v6.4s, v2.16b, v10.4b[3]
 	WORD $0x4fabe847 // sdot v7.4s, v2.16b, v11.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 280(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 280(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 280(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 280(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
-	WORD $0x4eb9d4e7 // fsub v7.4s, v7.4s, v25.4s
+	FMOVS 280(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
+	WORD $0x4ea3d4e7 // fsub v7.4s, v7.4s, v3.4s
 	WORD $0x6e2cdce7 // fmul v7.4s, v7.4s, v12.4s
-	FMOVS 280(R13), F3
-	WORD $0x4f8310f7 // fmla v23.4s, v7.4s, v3.s[0]
+	FMOVS 280(R13), F8
+	WORD $0x4f8810f7 // fmla v23.4s, v7.4s, v8.s[0]
 	VTBL V29.B16, [V18.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 388(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -33551,24 +33959,25 @@ fusedQ6KWovenx4_loop165:
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
 	WORD $0x4faae846 // sdot v6.4s, v2.16b, v10.4b[3]
 	WORD $0x4fabe847 // sdot v7.4s, v2.16b, v11.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 272(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 272(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 272(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 272(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
-	WORD $0x4eb9d4e7 // fsub v7.4s, v7.4s, v25.4s
+	FMOVS 272(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
+	WORD $0x4ea3d4e7 // fsub v7.4s, v7.4s, v3.4s
 	WORD $0x6e2cdce7 // fmul v7.4s, v7.4s, v12.4s
-	FMOVS 272(R13), F3
-	WORD $0x4f8310f7 // fmla v23.4s, v7.4s, v3.s[0]
+	FMOVS 272(R13), F8
+	WORD $0x4f8810f7 // fmla v23.4s, v7.4s, v8.s[0]
 	VTBL V29.B16, [V19.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 404(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -33618,24 +34027,25 @@ fusedQ6KWovenx4_loop165:
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
 	WORD $0x4faae846 // sdot v6.4s, v2.16b, v10.4b[3]
 	WORD $0x4fabe847 // sdot v7.4s, v2.16b, v11.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 280(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 280(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 280(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 280(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
-	WORD $0x4eb9d4e7 // fsub v7.4s, v7.4s, v25.4s
+	FMOVS 280(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
+	WORD $0x4ea3d4e7 // fsub v7.4s, v7.4s, v3.4s
 	WORD $0x6e2cdce7 // fmul v7.4s, v7.4s, v12.4s
-	FMOVS 280(R13), F3
-	WORD $0x4f8310f7 // fmla v23.4s, v7.4s, v3.s[0]
+	FMOVS 280(R13), F8
+	WORD $0x4f8810f7 // fmla v23.4s, v7.4s, v8.s[0]
 	VTBL V30.B16, [V18.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 392(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -33689,24 +34099,25 @@ fusedQ6KWovenx4_loop165:
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
 	WORD $0x4faae846 // sdot v6.4s, v2.16b, v10.4b[3]
 	WORD $0x4fabe847 // sdot v7.4s, v2.16b, v11.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 276(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 276(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 276(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 276(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
-	WORD $0x4eb9d4e7 // fsub v7.4s, v7.4s, v25.4s
+	FMOVS 276(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
+	WORD $0x4ea3d4e7 // fsub v7.4s, v7.4s, v3.4s
 	WORD $0x6e2cdce7 // fmul v7.4s, v7.4s, v12.4s
-	FMOVS 276(R13), F3
-	WORD $0x4f8310f7 // fmla v23.4s, v7.4s, v3.s[0]
+	FMOVS 276(R13), F8
+	WORD $0x4f8810f7 // fmla v23.4s, v7.4s, v8.s[0]
 	VTBL V30.B16, [V19.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 408(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -33760,24 +34171,25 @@ fusedQ6KWovenx4_loop165:
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
 	WORD $0x4faae846 // sdot v6.4s, v2.16b, v10.4b[3]
 	WORD $0x4fabe847 // sdot v7.4s, v2.16b, v11.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 284(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 284(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 284(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 284(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
-	WORD $0x4eb9d4e7 // fsub v7.4s, v7.4s, v25.4s
+	FMOVS 284(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
+	WORD $0x4ea3d4e7 // fsub v7.4s, v7.4s, v3.4s
 	WORD $0x6e2cdce7 // fmul v7.4s, v7.4s, v12.4s
-	FMOVS 284(R13), F3
-	WORD $0x4f8310f7 // fmla v23.4s, v7.4s, v3.s[0]
+	FMOVS 284(R13), F8
+	WORD $0x4f8810f7 // fmla v23.4s, v7.4s, v8.s[0]
 	VTBL V31.B16, [V18.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 396(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -33831,24 +34243,25 @@ fusedQ6KWovenx4_loop165:
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
 	WORD $0x4faae846 // sdot v6.4s, v2.16b, v10.4b[3]
 	WORD $0x4fabe847 // sdot v7.4s, v2.16b, v11.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 276(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 276(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 276(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 276(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
-	WORD $0x4eb9d4e7 // fsub v7.4s, v7.4s, v25.4s
+	FMOVS 276(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
+	WORD $0x4ea3d4e7 // fsub v7.4s, v7.4s, v3.4s
 	WORD $0x6e2cdce7 // fmul v7.4s, v7.4s, v12.4s
-	FMOVS 276(R13), F3
-	WORD $0x4f8310f7 // fmla v23.4s, v7.4s, v3.s[0]
+	FMOVS 276(R13), F8
+	WORD $0x4f8810f7 // fmla v23.4s, v7.4s, v8.s[0]
 	VTBL V31.B16, [V19.B16], V12.B16
-	WORD $0x4f28e58c // scvtf v12.4s, v12.4s, #24
+	VORR V3.B16, V12.B16, V12.B16
+	WORD $0x4eadd58c // fsub v12.4s, v12.4s, v13.4s
 	WORD $0x6e2edd8c // fmul v12.4s, v12.4s, v14.4s
 	FMOVS 412(R10), F4
 	VDUP V4.S[0], V4.S4
@@ -33902,22 +34315,22 @@ fusedQ6KWovenx4_loop165:
 	WORD $0x4fa9e845 // sdot v5.4s, v2.16b, v9.4b[3]
 	WORD $0x4faae846 // sdot v6.4s, v2.16b, v10.4b[3]
 	WORD $0x4fabe847 // sdot v7.4s, v2.16b, v11.4b[3]
-	WORD $0x4eb9d484 // fsub v4.4s, v4.4s, v25.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	WORD $0x4eb9d4a5 // fsub v5.4s, v5.4s, v25.4s
+	FMOVS 284(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	WORD $0x4ea3d4a5 // fsub v5.4s, v5.4s, v3.4s
 	WORD $0x6e2cdca5 // fmul v5.4s, v5.4s, v12.4s
-	FMOVS 284(R11), F3
-	WORD $0x4f8310b5 // fmla v21.4s, v5.4s, v3.s[0]
-	WORD $0x4eb9d4c6 // fsub v6.4s, v6.4s, v25.4s
+	FMOVS 284(R11), F8
+	WORD $0x4f8810b5 // fmla v21.4s, v5.4s, v8.s[0]
+	WORD $0x4ea3d4c6 // fsub v6.4s, v6.4s, v3.4s
 	WORD $0x6e2cdcc6 // fmul v6.4s, v6.4s, v12.4s
-	FMOVS 284(R12), F3
-	WORD $0x4f8310d6 // fmla v22.4s, v6.4s, v3.s[0]
-	WORD $0x4eb9d4e7 // fsub v7.4s, v7.4s, v25.4s
+	FMOVS 284(R12), F8
+	WORD $0x4f8810d6 // fmla v22.4s, v6.4s, v8.s[0]
+	WORD $0x4ea3d4e7 // fsub v7.4s, v7.4s, v3.4s
 	WORD $0x6e2cdce7 // fmul v7.4s, v7.4s, v12.4s
-	FMOVS 284(R13), F3
-	WORD $0x4f8310f7 // fmla v23.4s, v7.4s, v3.s[0]
+	FMOVS 284(R13), F8
+	WORD $0x4f8810f7 // fmla v23.4s, v7.4s, v8.s[0]
 	ADD $3360, R1, R1
 	ADD R9, R10, R10
 	ADD R9, R11, R11
@@ -33959,6 +34372,10 @@ TEXT ·fusedQ80x4(SB), NOSPLIT, $0-64
 	VMOVI $0, V22.B16
 	ADD $480, R12, R13
 	VMOVI $0, V23.B16
+	MOVD $qmatConst4<>(SB), R8
+	FMOVQ (R8), F3
+	MOVD $qmatConst17<>(SB), R8
+	FMOVQ (R8), F9
 fusedQ80x4_block167:
 	CBZ R7, fusedQ80x4_done168
 	SUB $1, R7, R7
@@ -33970,10 +34387,14 @@ fusedQ80x4_block167:
 	ADD $68, R21, R21
 	PRFM (R22), PLDL2KEEP
 	ADD $68, R22, R22
-	VLD1 (R1), V12.H[0]
-	VLD1 (R2), V12.H[1]
-	VLD1 (R3), V12.H[2]
-	VLD1 (R4), V12.H[3]
+	MOVHU (R1), R8
+	MOVHU (R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU (R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU (R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F12
 	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
 	FMOVQ 2(R1), F0
 	FMOVQ 18(R1), F1
@@ -33987,92 +34408,100 @@ fusedQ80x4_block167:
 	FMOVQ 2(R4), F10
 	FMOVQ 18(R4), F11
 	ADD $34, R4, R4
-	FLDPQ (R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ (R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 16(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FLDPQ (R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 256(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVQ (R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 16(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FLDPQ (R12), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 256(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVQ (R12), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 16(R12), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
-	FLDPQ (R13), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 256(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
+	FMOVQ (R13), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 16(R13), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 256(R13), F3
-	WORD $0x4f831097 // fmla v23.4s, v4.4s, v3.s[0]
+	FMOVS 256(R13), F8
+	WORD $0x4f881097 // fmla v23.4s, v4.4s, v8.s[0]
 	CBZ R7, fusedQ80x4_done168
 	SUB $1, R7, R7
-	VLD1 (R1), V12.H[0]
-	VLD1 (R2), V12.H[1]
-	VLD1 (R3), V12.H[2]
-	VLD1 (R4), V12.H[3]
+	MOVHU (R1), R8
+	MOVHU (R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU (R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU (R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F12
 	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
 	FMOVQ 2(R1), F0
 	FMOVQ 18(R1), F1
@@ -34086,292 +34515,90 @@ fusedQ80x4_block167:
 	FMOVQ 2(R4), F10
 	FMOVQ 18(R4), F11
 	ADD $34, R4, R4
-	FLDPQ 32(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 32(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 48(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FLDPQ 32(R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 260(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVQ 32(R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 48(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FLDPQ 32(R12), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 260(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVQ 32(R12), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 48(R12), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
-	FLDPQ 32(R13), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 260(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
+	FMOVQ 32(R13), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 48(R13), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 260(R13), F3
-	WORD $0x4f831097 // fmla v23.4s, v4.4s, v3.s[0]
-	CBZ R7, fusedQ80x4_done168
-	SUB $1, R7, R7
-	PRFM (R19), PLDL2KEEP
-	ADD $68, R19, R19
-	PRFM (R20), PLDL2KEEP
-	ADD $68, R20, R20
-	PRFM (R21), PLDL2KEEP
-	ADD $68, R21, R21
-	PRFM (R22), PLDL2KEEP
-	ADD $68, R22, R22
-	VLD1 (R1), V12.H[0]
-	VLD1 (R2), V12.H[1]
-	VLD1 (R3), V12.H[2]
-	VLD1 (R4), V12.H[3]
-	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
-	FMOVQ 2(R1), F0
-	FMOVQ 18(R1), F1
-	ADD $34, R1, R1
-	FMOVQ 2(R2), F2
-	FMOVQ 18(R2), F24
-	ADD $34, R2, R2
-	FMOVQ 2(R3), F25
-	FMOVQ 18(R3), F26
-	ADD $34, R3, R3
-	FMOVQ 2(R4), F10
-	FMOVQ 18(R4), F11
-	ADD $34, R4, R4
-	FLDPQ 64(R10), (F8, F9)
-	VMOVI $0, V4.B16
-	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
-	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
-	VADDP V5.S4, V4.S4, V4.S4
-	VADDP V7.S4, V6.S4, V6.S4
-	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
-	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FLDPQ 64(R11), (F8, F9)
-	VMOVI $0, V4.B16
-	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
-	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
-	VADDP V5.S4, V4.S4, V4.S4
-	VADDP V7.S4, V6.S4, V6.S4
-	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
-	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FLDPQ 64(R12), (F8, F9)
-	VMOVI $0, V4.B16
-	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
-	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
-	VADDP V5.S4, V4.S4, V4.S4
-	VADDP V7.S4, V6.S4, V6.S4
-	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
-	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
-	FLDPQ 64(R13), (F8, F9)
-	VMOVI $0, V4.B16
-	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
-	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
-	VADDP V5.S4, V4.S4, V4.S4
-	VADDP V7.S4, V6.S4, V6.S4
-	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
-	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 264(R13), F3
-	WORD $0x4f831097 // fmla v23.4s, v4.4s, v3.s[0]
-	CBZ R7, fusedQ80x4_done168
-	SUB $1, R7, R7
-	VLD1 (R1), V12.H[0]
-	VLD1 (R2), V12.H[1]
-	VLD1 (R3), V12.H[2]
-	VLD1 (R4), V12.H[3]
-	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
-	FMOVQ 2(R1), F0
-	FMOVQ 18(R1), F1
-	ADD $34, R1, R1
-	FMOVQ 2(R2), F2
-	FMOVQ 18(R2), F24
-	ADD $34, R2, R2
-	FMOVQ 2(R3), F25
-	FMOVQ 18(R3), F26
-	ADD $34, R3, R3
-	FMOVQ 2(R4), F10
-	FMOVQ 18(R4), F11
-	ADD $34, R4, R4
-	FLDPQ 96(R10), (F8, F9)
-	VMOVI $0, V4.B16
-	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
-	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
-	VADDP V5.S4, V4.S4, V4.S4
-	VADDP V7.S4, V6.S4, V6.S4
-	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
-	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FLDPQ 96(R11), (F8, F9)
-	VMOVI $0, V4.B16
-	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
-	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
-	VADDP V5.S4, V4.S4, V4.S4
-	VADDP V7.S4, V6.S4, V6.S4
-	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
-	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FLDPQ 96(R12), (F8, F9)
-	VMOVI $0, V4.B16
-	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
-	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
-	VADDP V5.S4, V4.S4, V4.S4
-	VADDP V7.S4, V6.S4, V6.S4
-	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
-	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
-	FLDPQ 96(R13), (F8, F9)
-	VMOVI $0, V4.B16
-	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
-	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
-	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
-	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
-	VADDP V5.S4, V4.S4, V4.S4
-	VADDP V7.S4, V6.S4, V6.S4
-	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
-	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 268(R13), F3
-	WORD $0x4f831097 // fmla v23.4s, v4.4s, v3.s[0]
+	FMOVS 260(R13), F8
+	WORD $0x4f881097 // fmla v23.4s, v4.4s, v8.s[0]
 	CBZ R7, fusedQ80x4_done168
 	SUB $1, R7, R7
 	PRFM (R19), PLDL2KEEP
@@ -34382,10 +34609,14 @@ fusedQ80x4_block167:
 	ADD $68, R21, R21
 	PRFM (R22), PLDL2KEEP
 	ADD $68, R22, R22
-	VLD1 (R1), V12.H[0]
-	VLD1 (R2), V12.H[1]
-	VLD1 (R3), V12.H[2]
-	VLD1 (R4), V12.H[3]
+	MOVHU (R1), R8
+	MOVHU (R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU (R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU (R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F12
 	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
 	FMOVQ 2(R1), F0
 	FMOVQ 18(R1), F1
@@ -34399,92 +34630,100 @@ fusedQ80x4_block167:
 	FMOVQ 2(R4), F10
 	FMOVQ 18(R4), F11
 	ADD $34, R4, R4
-	FLDPQ 128(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 64(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 80(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FLDPQ 128(R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 264(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVQ 64(R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 80(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FLDPQ 128(R12), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 264(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVQ 64(R12), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 80(R12), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
-	FLDPQ 128(R13), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 264(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
+	FMOVQ 64(R13), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 80(R13), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 272(R13), F3
-	WORD $0x4f831097 // fmla v23.4s, v4.4s, v3.s[0]
+	FMOVS 264(R13), F8
+	WORD $0x4f881097 // fmla v23.4s, v4.4s, v8.s[0]
 	CBZ R7, fusedQ80x4_done168
 	SUB $1, R7, R7
-	VLD1 (R1), V12.H[0]
-	VLD1 (R2), V12.H[1]
-	VLD1 (R3), V12.H[2]
-	VLD1 (R4), V12.H[3]
+	MOVHU (R1), R8
+	MOVHU (R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU (R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU (R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F12
 	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
 	FMOVQ 2(R1), F0
 	FMOVQ 18(R1), F1
@@ -34498,86 +34737,90 @@ fusedQ80x4_block167:
 	FMOVQ 2(R4), F10
 	FMOVQ 18(R4), F11
 	ADD $34, R4, R4
-	FLDPQ 160(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 96(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 112(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FLDPQ 160(R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 268(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVQ 96(R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 112(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FLDPQ 160(R12), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 268(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVQ 96(R12), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 112(R12), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
-	FLDPQ 160(R13), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 268(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
+	FMOVQ 96(R13), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 112(R13), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 276(R13), F3
-	WORD $0x4f831097 // fmla v23.4s, v4.4s, v3.s[0]
+	FMOVS 268(R13), F8
+	WORD $0x4f881097 // fmla v23.4s, v4.4s, v8.s[0]
 	CBZ R7, fusedQ80x4_done168
 	SUB $1, R7, R7
 	PRFM (R19), PLDL2KEEP
@@ -34588,10 +34831,14 @@ fusedQ80x4_block167:
 	ADD $68, R21, R21
 	PRFM (R22), PLDL2KEEP
 	ADD $68, R22, R22
-	VLD1 (R1), V12.H[0]
-	VLD1 (R2), V12.H[1]
-	VLD1 (R3), V12.H[2]
-	VLD1 (R4), V12.H[3]
+	MOVHU (R1), R8
+	MOVHU (R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU (R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU (R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F12
 	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
 	FMOVQ 2(R1), F0
 	FMOVQ 18(R1), F1
@@ -34605,92 +34852,100 @@ fusedQ80x4_block167:
 	FMOVQ 2(R4), F10
 	FMOVQ 18(R4), F11
 	ADD $34, R4, R4
-	FLDPQ 192(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 128(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 144(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FLDPQ 192(R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 272(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVQ 128(R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 144(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FLDPQ 192(R12), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 272(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVQ 128(R12), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 144(R12), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
-	FLDPQ 192(R13), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 272(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
+	FMOVQ 128(R13), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 144(R13), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 280(R13), F3
-	WORD $0x4f831097 // fmla v23.4s, v4.4s, v3.s[0]
+	FMOVS 272(R13), F8
+	WORD $0x4f881097 // fmla v23.4s, v4.4s, v8.s[0]
 	CBZ R7, fusedQ80x4_done168
 	SUB $1, R7, R7
-	VLD1 (R1), V12.H[0]
-	VLD1 (R2), V12.H[1]
-	VLD1 (R3), V12.H[2]
-	VLD1 (R4), V12.H[3]
+	MOVHU (R1), R8
+	MOVHU (R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU (R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU (R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F12
 	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
 	FMOVQ 2(R1), F0
 	FMOVQ 18(R1), F1
@@ -34704,86 +34959,312 @@ fusedQ80x4_block167:
 	FMOVQ 2(R4), F10
 	FMOVQ 18(R4), F11
 	ADD $34, R4, R4
-	FLDPQ 224(R10), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVQ 160(R10), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 176(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R10), F3
-	WORD $0x4f831094 // fmla v20.4s, v4.4s, v3.s[0]
-	FLDPQ 224(R11), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 276(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVQ 160(R11), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 176(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R11), F3
-	WORD $0x4f831095 // fmla v21.4s, v4.4s, v3.s[0]
-	FLDPQ 224(R12), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 276(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVQ 160(R12), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 176(R12), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R12), F3
-	WORD $0x4f831096 // fmla v22.4s, v4.4s, v3.s[0]
-	FLDPQ 224(R13), (F8, F9)
-	VMOVI $0, V4.B16
+	FMOVS 276(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
+	FMOVQ 160(R13), F8
+	VMOV V9.B16, V4.B16
 	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
-	WORD $0x4e899424 // sdot v4.4s, v1.16b, v9.16b
-	VMOVI $0, V5.B16
+	VMOV V9.B16, V5.B16
 	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
-	WORD $0x4e899705 // sdot v5.4s, v24.16b, v9.16b
-	VMOVI $0, V6.B16
+	VMOV V9.B16, V6.B16
 	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
-	WORD $0x4e899746 // sdot v6.4s, v26.16b, v9.16b
-	VMOVI $0, V7.B16
+	VMOV V9.B16, V7.B16
 	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
-	WORD $0x4e899567 // sdot v7.4s, v11.16b, v9.16b
+	FMOVQ 176(R13), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
 	VADDP V5.S4, V4.S4, V4.S4
 	VADDP V7.S4, V6.S4, V6.S4
 	VADDP V6.S4, V4.S4, V4.S4
-	WORD $0x4e21d884 // scvtf v4.4s, v4.4s
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
 	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
-	FMOVS 284(R13), F3
-	WORD $0x4f831097 // fmla v23.4s, v4.4s, v3.s[0]
+	FMOVS 276(R13), F8
+	WORD $0x4f881097 // fmla v23.4s, v4.4s, v8.s[0]
+	CBZ R7, fusedQ80x4_done168
+	SUB $1, R7, R7
+	PRFM (R19), PLDL2KEEP
+	ADD $68, R19, R19
+	PRFM (R20), PLDL2KEEP
+	ADD $68, R20, R20
+	PRFM (R21), PLDL2KEEP
+	ADD $68, R21, R21
+	PRFM (R22), PLDL2KEEP
+	ADD $68, R22, R22
+	MOVHU (R1), R8
+	MOVHU (R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU (R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU (R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F12
+	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
+	FMOVQ 2(R1), F0
+	FMOVQ 18(R1), F1
+	ADD $34, R1, R1
+	FMOVQ 2(R2), F2
+	FMOVQ 18(R2), F24
+	ADD $34, R2, R2
+	FMOVQ 2(R3), F25
+	FMOVQ 18(R3), F26
+	ADD $34, R3, R3
+	FMOVQ 2(R4), F10
+	FMOVQ 18(R4), F11
+	ADD $34, R4, R4
+	FMOVQ 192(R10), F8
+	VMOV V9.B16, V4.B16
+	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
+	VMOV V9.B16, V5.B16
+	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
+	VMOV V9.B16, V6.B16
+	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
+	VMOV V9.B16, V7.B16
+	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
+	FMOVQ 208(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
+	VADDP V5.S4, V4.S4, V4.S4
+	VADDP V7.S4, V6.S4, V6.S4
+	VADDP V6.S4, V4.S4, V4.S4
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
+	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
+	FMOVS 280(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVQ 192(R11), F8
+	VMOV V9.B16, V4.B16
+	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
+	VMOV V9.B16, V5.B16
+	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
+	VMOV V9.B16, V6.B16
+	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
+	VMOV V9.B16, V7.B16
+	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
+	FMOVQ 208(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
+	VADDP V5.S4, V4.S4, V4.S4
+	VADDP V7.S4, V6.S4, V6.S4
+	VADDP V6.S4, V4.S4, V4.S4
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
+	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
+	FMOVS 280(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVQ 192(R12), F8
+	VMOV V9.B16, V4.B16
+	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
+	VMOV V9.B16, V5.B16
+	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
+	VMOV V9.B16, V6.B16
+	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
+	VMOV V9.B16, V7.B16
+	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
+	FMOVQ 208(R12), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
+	VADDP V5.S4, V4.S4, V4.S4
+	VADDP V7.S4, V6.S4, V6.S4
+	VADDP V6.S4, V4.S4, V4.S4
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
+	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
+	FMOVS 280(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
+	FMOVQ 192(R13), F8
+	VMOV V9.B16, V4.B16
+	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
+	VMOV V9.B16, V5.B16
+	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
+	VMOV V9.B16, V6.B16
+	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
+	VMOV V9.B16, V7.B16
+	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
+	FMOVQ 208(R13), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
+	VADDP V5.S4, V4.S4, V4.S4
+	VADDP V7.S4, V6.S4, V6.S4
+	VADDP V6.S4, V4.S4, V4.S4
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
+	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
+	FMOVS 280(R13), F8
+	WORD $0x4f881097 // fmla v23.4s, v4.4s, v8.s[0]
+	CBZ R7, fusedQ80x4_done168
+	SUB $1, R7, R7
+	MOVHU (R1), R8
+	MOVHU (R2), R17
+	ORR R17<<16, R8, R8
+	MOVHU (R3), R17
+	ORR R17<<32, R8, R8
+	MOVHU (R4), R17
+	ORR R17<<48, R8, R8
+	FMOVD R8, F12
+	WORD $0x0e21798c // fcvtl v12.4s, v12.4h
+	FMOVQ 2(R1), F0
+	FMOVQ 18(R1), F1
+	ADD $34, R1, R1
+	FMOVQ 2(R2), F2
+	FMOVQ 18(R2), F24
+	ADD $34, R2, R2
+	FMOVQ 2(R3), F25
+	FMOVQ 18(R3), F26
+	ADD $34, R3, R3
+	FMOVQ 2(R4), F10
+	FMOVQ 18(R4), F11
+	ADD $34, R4, R4
+	FMOVQ 224(R10), F8
+	VMOV V9.B16, V4.B16
+	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
+	VMOV V9.B16, V5.B16
+	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
+	VMOV V9.B16, V6.B16
+	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
+	VMOV V9.B16, V7.B16
+	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
+	FMOVQ 240(R10), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
+	VADDP V5.S4, V4.S4, V4.S4
+	VADDP V7.S4, V6.S4, V6.S4
+	VADDP V6.S4, V4.S4, V4.S4
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
+	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
+	FMOVS 284(R10), F8
+	WORD $0x4f881094 // fmla v20.4s, v4.4s, v8.s[0]
+	FMOVQ 224(R11), F8
+	VMOV V9.B16, V4.B16
+	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
+	VMOV V9.B16, V5.B16
+	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
+	VMOV V9.B16, V6.B16
+	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
+	VMOV V9.B16, V7.B16
+	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
+	FMOVQ 240(R11), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
+	VADDP V5.S4, V4.S4, V4.S4
+	VADDP V7.S4, V6.S4, V6.S4
+	VADDP V6.S4, V4.S4, V4.S4
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
+	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
+	FMOVS 284(R11), F8
+	WORD $0x4f881095 // fmla v21.4s, v4.4s, v8.s[0]
+	FMOVQ 224(R12), F8
+	VMOV V9.B16, V4.B16
+	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
+	VMOV V9.B16, V5.B16
+	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
+	VMOV V9.B16, V6.B16
+	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
+	VMOV V9.B16, V7.B16
+	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
+	FMOVQ 240(R12), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
+	VADDP V5.S4, V4.S4, V4.S4
+	VADDP V7.S4, V6.S4, V6.S4
+	VADDP V6.S4, V4.S4, V4.S4
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
+	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
+	FMOVS 284(R12), F8
+	WORD $0x4f881096 // fmla v22.4s, v4.4s, v8.s[0]
+	FMOVQ 224(R13), F8
+	VMOV V9.B16, V4.B16
+	WORD $0x4e889404 // sdot v4.4s, v0.16b, v8.16b
+	VMOV V9.B16, V5.B16
+	WORD $0x4e889445 // sdot v5.4s, v2.16b, v8.16b
+	VMOV V9.B16, V6.B16
+	WORD $0x4e889726 // sdot v6.4s, v25.16b, v8.16b
+	VMOV V9.B16, V7.B16
+	WORD $0x4e889547 // sdot v7.4s, v10.16b, v8.16b
+	FMOVQ 240(R13), F8
+	WORD $0x4e889424 // sdot v4.4s, v1.16b, v8.16b
+	WORD $0x4e889705 // sdot v5.4s, v24.16b, v8.16b
+	WORD $0x4e889746 // sdot v6.4s, v26.16b, v8.16b
+	WORD $0x4e889567 // sdot v7.4s, v11.16b, v8.16b
+	VADDP V5.S4, V4.S4, V4.S4
+	VADDP V7.S4, V6.S4, V6.S4
+	VADDP V6.S4, V4.S4, V4.S4
+	WORD $0x4ea3d484 // fsub v4.4s, v4.4s, v3.4s
+	WORD $0x6e2cdc84 // fmul v4.4s, v4.4s, v12.4s
+	FMOVS 284(R13), F8
+	WORD $0x4f881097 // fmla v23.4s, v4.4s, v8.s[0]
 	ADD R9, R10, R10
 	ADD R9, R11, R11
 	ADD R9, R12, R12
@@ -34808,7 +35289,7 @@ TEXT ·quantizeNEON(SB), NOSPLIT, $0-32
 	MOVD $0x7f800000, R6
 	MOVD $0x0d800000, R7
 	MOVD $0x4b400000, R11
-	MOVD $qmatConst17<>(SB), R14
+	MOVD $qmatConst19<>(SB), R14
 	FMOVQ (R14), F31
 quantizeNEON_block170:
 	CBZ R2, quantizeNEON_end169
