@@ -15,8 +15,8 @@ func fastCores() int {
 	return fastOf("/sys/devices/system/cpu")
 }
 
-// fastOf counts the cores with at least half of the largest capacity, which Linux says in files below dir; 0 if some have
-// none, or if all are fast.
+// fastOf counts the cores with at least half of the largest capacity, which Linux says in files below dir; 0 if some
+// have none, or if all are fast.
 func fastOf(dir string) int {
 	files, _ := filepath.Glob(filepath.Join(dir, "cpu[0-9]*", "cpu_capacity"))
 	var capacity []int

@@ -6,8 +6,8 @@ func forget([]byte) {}
 
 func populate([]byte) {}
 
-// availableMemory is the share of the memory that macOS calls free: what it could take without swapping, caches of files
-// among it.
+// availableMemory is the share of the memory that macOS calls free: what it could take without swapping, caches of
+// files among it.
 func availableMemory() int {
 	size, err := unix.SysctlUint64("hw.memsize")
 	if err != nil {

@@ -76,3 +76,5 @@ func Set(l Level) (restore func()) {
 	old := current.Swap(int32(min(l, best())))
 	return func() { current.Store(old) }
 }
+
+//go:generate go -C _asm run .

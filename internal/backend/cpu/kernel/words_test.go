@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -78,6 +79,42 @@ func TestWords(t *testing.T) {
 	}
 }
 
+// TestGenerated runs the generator of the arm64 kernels and compares its output with the files of the packages. It
+// needs no modules, only the go command.
+func TestGenerated(t *testing.T) {
+	tool, err := exec.LookPath("go")
+	if err != nil {
+		t.Skip("no go command to run the assembly generator")
+	}
+	dir := t.TempDir()
+	for _, p := range []string{"qmat", "vec"} {
+		if err := os.Mkdir(filepath.Join(dir, p), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.Command(tool, "run", ".", "-out", dir)
+	cmd.Dir = "_asm"
+	cmd.Env = append(os.Environ(), "GOFLAGS=", "GOWORK=off", "GOOS=", "GOARCH=")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("generator: %v\n%s", err, out)
+	}
+	for _, name := range []string{
+		"qmat/kernels_arm64.s", "qmat/kernels_arm64.go", "vec/vec_arm64.s", "vec/stubs_arm64.go",
+	} {
+		got, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		have, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got, have) {
+			t.Errorf("%s is not what _asm generates: run go generate", name)
+		}
+	}
+}
+
 func TestLevels(t *testing.T) {
 	all := All()
 	if all[0] != Generic {
@@ -91,7 +128,8 @@ func TestLevels(t *testing.T) {
 			t.Errorf("%v is not above %v", l, all[i-1])
 		}
 	}
-	if _, err := parse("mmx"); err == nil || err.Error() != fmt.Sprintf("unknown CPU level %q: want %s", "mmx", names(all)) {
+	want := fmt.Sprintf("unknown CPU level %q: want %s", "mmx", names(all))
+	if _, err := parse("mmx"); err == nil || err.Error() != want {
 		t.Errorf("a level that does not exist: %v", err)
 	}
 	have := Available()

@@ -16,7 +16,8 @@ func main() {
 	q.micros()
 	q.fusedKernels()
 	q.quantize()
-	if err := q.write(filepath.Join(*out, "qmat/kernels_arm64.s"), filepath.Join(*out, "qmat/kernels_arm64.go")); err != nil {
+	err := q.write(filepath.Join(*out, "qmat/kernels_arm64.s"), filepath.Join(*out, "qmat/kernels_arm64.go"))
+	if err != nil {
 		log.Fatal(err)
 	}
 	v := &vecFile{file: newFile("vec")}

@@ -261,8 +261,9 @@ const (
 	dHalf = 4 // vectors of half a tile
 )
 
-// delta emits the gated delta rule on half a tile of the state, 16 values: pending tokens, which have no query, then new
-// ones. As on amd64 the sums over the state that a token needs are taken in the pass that applies the token before.
+// delta emits the gated delta rule on half a tile of the state, 16 values: pending tokens, which have no query, then
+// new ones. As on amd64 the sums over the state that a token needs are taken in the pass that applies the token
+// before.
 func (f *vecFile) delta() {
 	args := f.fn("deltaChainNEON", "tok *byte, n int, src *float32, dst *float32, dk int, off int, last bool", "",
 		"runs n tokens on half of a tile of the state. n is at least 1, dk a multiple of 4.", reference("deltaChain"))
@@ -304,7 +305,8 @@ func (f *vecFile) delta() {
 func sumK(part, j int) V { return V(8 + 4*part + j) }
 func sumQ(part, j int) V { return V(16 + 4*part + j) }
 
-// deltaPass goes through the tile once: it applies the current token, takes the sums for the token at tok+next, or both.
+// deltaPass goes through the tile once: it applies the current token, takes the sums for the token at tok+next, or
+// both.
 func (f *vecFile) deltaPass(update, sums bool, next int) {
 	const g, key, key2, q2 V = 28, 29, 30, 31
 	f.p("MOVD R%d, R%d", dSrc, dS)

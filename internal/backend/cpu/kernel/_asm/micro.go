@@ -11,8 +11,8 @@ const (
 	magicBits = 0x4b400000 // 1.5 * 2^23
 )
 
-// Offsets inside a pair of records (qmat/asm_arm64.go): values of two columns, eight of one and eight of the other, then
-// scales and products with minima as [sub-block]{first, second, first, second}.
+// Offsets inside a pair of records (qmat/asm_arm64.go): values of two columns, eight of one and eight of the other,
+// then scales and products with minima as [sub-block]{first, second, first, second}.
 const (
 	pairScale = 512
 	pairMs    = 640
@@ -107,9 +107,9 @@ func (f *file) addRows(k kind, c, xs, ms int, dot bool) {
 	f.add(k, c, 16, 17, xs, ms)
 }
 
-// add adds a, an integer in every lane that began as magicBits, times scales to the sum of column c. Read as a float it
-// is 1.5 * 2^23 plus the integer: a subtraction is faster than a conversion on many cores. The scale of the activations
-// is at xs of the column's pointer.
+// add adds a, an integer in every lane that began as magicBits, times scales to the sum of column c. Read as a float
+// it is 1.5 * 2^23 plus the integer: a subtraction is faster than a conversion on many cores. The scale of the
+// activations is at xs of the column's pointer.
 func (f *file) add(k kind, c int, a, t V, xs, ms int) {
 	f.fsub(a, a, vMagic)
 	f.fmul(a, a, vScale)
@@ -246,8 +246,8 @@ func (f *file) rows(k kind, n int, dot bool) {
 	f.finish(n)
 }
 
-// across emits the kernel on transposed codes, [k/4][row][k%4]: a lane of a product is a row, and four activations are
-// one lane of a vector.
+// across emits the kernel on transposed codes, [k/4][row][k%4]: a lane of a product is a row, and four activations
+// are one lane of a vector.
 func (f *file) across(k kind, n int) {
 	f.micro("across", k, n, fmt.Sprintf("multiplies four transposed rows by %d columns with SDOT.", n))
 	f.columns(k, n)

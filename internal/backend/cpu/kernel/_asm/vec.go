@@ -41,7 +41,9 @@ var vecConsts = map[string][]byte{
 
 // The polynomials are those of the amd64 kernels: (e^r-1-r)/r^2 and (tanh(u)/u-1)/u^2.
 var (
-	expConsts  = []string{"one", "log2e", "ln2hi", "ln2lo", "expMax", "expMin", "exp4", "exp3", "exp2", "exp1", "half", "bias"}
+	expConsts = []string{
+		"one", "log2e", "ln2hi", "ln2lo", "expMax", "expMin", "exp4", "exp3", "exp2", "exp1", "half", "bias",
+	}
 	tanhConsts = append([]string{"two", "tanh4", "tanh3", "tanh2", "tanh1", "tanh0"}, expConsts...)
 )
 
@@ -118,7 +120,8 @@ func (f *vecFile) overOnePlusExpMinus(p, a, x, n, r, t V) {
 	f.fdiv(p, a, p)
 }
 
-// tanh leaves the result in p. Small arguments use a polynomial, the others 1 - 2/(e^2|u| + 1), both with the sign of u.
+// tanh leaves the result in p. Small arguments use a polynomial, the others 1 - 2/(e^2|u| + 1), both with the sign of
+// u.
 func (f *vecFile) tanh(p, u V, t [6]V) {
 	a, z, e := t[0], t[1], t[2]
 	f.fabs(a, u)

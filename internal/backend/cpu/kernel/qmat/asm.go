@@ -16,10 +16,9 @@ func aligned(n, to int) []byte {
 	return b[o : o+n : o+n]
 }
 
-// columns chooses how many of n columns go through the matrix together: their activations
-// should stay in the second cache and their sums, for a pair of panels, in the first. The
-// matrix is decoded again for the next columns, which costs a few percent. tile, a power of two, is the number of columns
-// that a kernel takes.
+// columns chooses how many of n columns go through the matrix together: their activations should stay in the second
+// cache and their sums, for a pair of panels, in the first. The matrix is decoded again for the next columns, which
+// costs a few percent. tile, a power of two, is the number of columns that a kernel takes.
 func columns(n, k, tile int) int {
 	const cache = 512 << 10
 	most := min(96, max(32, cache/((k+blockLen-1)/blockLen*recBytes)&^(tile-1)))
