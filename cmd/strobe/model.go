@@ -57,7 +57,8 @@ func (m *modelFlags) add(cmd *cobra.Command) {
 			"(default: the one built in, which completes Go code)")
 	f.VarP(&once{to: &m.drafter}, "drafter", "d",
 		"its drafter, likewise, or a folder with a checkpoint, or none (default: the one made for the model, the one beside it, or what its own file has)")
-	f.IntVar(&m.threads, "threads", 0, "CPU threads, at most as many as there are cores (default: all)")
+	f.IntVar(&m.threads, "threads", 0,
+		"CPU threads, at most as many as there are cores (default: all, or all performance cores)")
 	f.StringVar(
 		&m.device,
 		"device",

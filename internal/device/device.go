@@ -22,7 +22,7 @@ const DriverBytes = gpu.DriverBytes
 
 // Options says how to use a device.
 type Options struct {
-	Threads int // of the processor; 0 means all cores, which is also the most
+	Threads int // of the processor; 0 means all cores (all fast ones where some are slow); all are also the most
 	Memory  int // of a GPU: bytes that may be used, as if it had no more; 0 means all
 }
 

@@ -15,12 +15,13 @@ import (
 	"strobe/internal/backend/cpu/kernel"
 	"strobe/internal/backend/cpu/kernel/qmat"
 	"strobe/internal/backend/cpu/kernel/vec"
+	"strobe/internal/platform"
 	"strobe/internal/quant"
 )
 
 // Options configures a Backend. The zero value uses every core.
 type Options struct {
-	Threads int // workers including the caller; 0 means one per core
+	Threads int // workers including the caller; 0 means one per core, of the fast ones where some are slow
 }
 
 // Backend is the CPU device.
@@ -54,6 +55,9 @@ func New(opt Options) *Backend {
 	n := opt.Threads
 	if n <= 0 {
 		n = runtime.GOMAXPROCS(0)
+		if fast := platform.FastCores(); fast > 0 {
+			n = min(n, fast)
+		}
 	}
 	b := &Backend{pool: newPool(n), workers: make([]worker, n), spare: -1}
 	for i := range b.workers {

@@ -4,6 +4,8 @@ package kernel
 
 import "golang.org/x/sys/cpu"
 
+var faster = []Level{AVX2, AVX512}
+
 func best() Level {
 	x := &cpu.X86
 	if !x.HasAVX2 || !x.HasFMA || !x.HasF16C {

@@ -1,7 +1,7 @@
 // Package kernel decides which CPU instruction set the kernels below it use.
 //
-// The level is found once from the CPU's features. STROBE_CPU=generic|avx2|avx512
-// lowers it (never raises it), and tests switch it with Set. Every kernel package
+// The level is found once from the CPU's features. STROBE_CPU=generic|avx2|avx512, on ARM
+// generic|neon|dotprod|i8mm, lowers it (never raises it), and tests switch it with Set. Every kernel package
 // (qmat, vec) reads Current when an operation starts; results are bit-identical
 // for any batch within one level, and may differ between levels.
 package kernel
@@ -9,28 +9,29 @@ package kernel
 import (
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 	"sync/atomic"
 )
 
 // Level is an instruction set.
 type Level int32
 
-// The levels, each including the ones before it.
+// The levels of amd64 and those of arm64, each including the ones before it on the same architecture.
 const (
 	Generic Level = iota // plain Go
 	AVX2                 // AVX2, FMA and F16C
 	AVX512               // AVX-512 F, BW, DQ, VL and VNNI
+	NEON                 // what every arm64 CPU has
+	DotProd              // NEON and SDOT: Apple M1, Cortex-A76, Neoverse N1
+	I8MM                 // and SMMLA: Apple M2, Cortex-A710, Neoverse V1
+
+	numLevels
 )
 
 // String returns the name STROBE_CPU uses.
 func (l Level) String() string {
-	switch l {
-	case AVX512:
-		return "avx512"
-	case AVX2:
-		return "avx2"
-	}
-	return "generic"
+	return [numLevels]string{"generic", "avx2", "avx512", "neon", "dotprod", "i8mm"}[l]
 }
 
 var current atomic.Int32
@@ -44,13 +45,18 @@ func init() {
 }
 
 func parse(s string) (Level, error) {
-	for _, l := range []Level{Generic, AVX2, AVX512} {
+	var names []string
+	for _, l := range All() {
 		if l.String() == s {
 			return l, nil
 		}
+		names = append(names, l.String())
 	}
-	return 0, fmt.Errorf("unknown CPU level %q: want generic, avx2 or avx512", s)
+	return 0, fmt.Errorf("unknown CPU level %q: want %s", s, strings.Join(names, ", "))
 }
+
+// All lists the levels that this build has kernels for, lowest first.
+func All() []Level { return append([]Level{Generic}, faster...) }
 
 // Current returns the level in use.
 func Current() Level { return Level(current.Load()) }
@@ -60,11 +66,8 @@ func Best() Level { return best() }
 
 // Available lists the levels this CPU supports, lowest first.
 func Available() []Level {
-	var ls []Level
-	for l := Generic; l <= best(); l++ {
-		ls = append(ls, l)
-	}
-	return ls
+	ls := All()
+	return ls[:slices.Index(ls, best())+1]
 }
 
 // Set changes the level, at most to Best, and returns a function that undoes it.
@@ -73,3 +76,5 @@ func Set(l Level) (restore func()) {
 	old := current.Swap(int32(min(l, best())))
 	return func() { current.Store(old) }
 }
+
+//go:generate go -C _asm run .

@@ -18,9 +18,8 @@ const (
 	panelMin   = 5120 // [sub-block][row]float32
 	panelSize  = 6144
 
-	pair     = 2 * Panel // rows per micro kernel
-	maxTile  = 4         // columns per micro kernel
-	recBytes = int(unsafe.Sizeof(record{}))
+	pair    = 2 * Panel // rows per micro kernel
+	maxTile = 4         // columns per micro kernel
 )
 
 type (
@@ -178,13 +177,6 @@ func plan(bytes, panels, tiles int) (decode, tile int) {
 	return (bytes - tiles*tile) / panels, tile
 }
 
-// aligned returns n bytes that start on a multiple of to, a power of two.
-func aligned(n, to int) []byte {
-	b := make([]byte, n+to)
-	o := -int(uintptr(unsafe.Pointer(&b[0]))) & (to - 1)
-	return b[o : o+n : o+n]
-}
-
 func (m *Matrix) mulAsm(f *format, y []float32, ys int, x *Acts, r0, r1, ahead int, s *Scratch) bool {
 	if kernel.Current() != kernel.AVX512 {
 		m.mulAVX2(f, y, ys, x, r0, r1, ahead, s)
@@ -245,20 +237,10 @@ func (m *Matrix) mulFused(f *format, fn fusedFunc, y []float32, ys int, x *Acts,
 	}
 }
 
-// columns chooses how many of n columns go through the matrix together: their activations
-// should stay in the second cache and their sums, for a pair of panels, in the first. The
-// matrix is decoded again for the next columns, which costs a few percent.
-func columns(n, k int) int {
-	const cache = 512 << 10
-	most := min(96, max(32, cache/((k+blockLen-1)/blockLen*recBytes)&^(maxTile-1)))
-	parts := (n + most - 1) / most
-	return (n + parts*maxTile - 1) / (parts * maxTile) * maxTile
-}
-
 // mulPanels decodes two panels of 16 rows x 256 values and multiplies them by all columns.
 func (m *Matrix) mulPanels(f *format, k *kernels, micro *[maxTile]microFunc, y []float32, ys int, x *Acts, r0, r1,
 	ahead int, s *Scratch) {
-	step := columns(x.n, m.K)
+	step := columns(x.n, m.K, maxTile)
 	s.acc = grow(s.acc, step*pair)
 	for c := 0; c < x.n; c += step {
 		for r := r0; r < r1; r += pair {
@@ -354,22 +336,6 @@ func (m *Matrix) mulAVX2(f *format, y []float32, ys int, x *Acts, r0, r1, ahead 
 	}
 }
 
-// sub returns the values per sub-block.
-func (k kind) sub() int {
-	if k == off16 || k == min16 {
-		return 16
-	}
-	return 32
-}
-
-// iters is the loop count of the micro kernels.
-func (k kind) iters(values int) int {
-	if k.sub() == 16 {
-		return (values + 127) / 128
-	}
-	return values / 32
-}
-
 // offset is what the records subtract from every code.
 func (k kind) offset() byte {
 	switch k {
@@ -389,7 +355,6 @@ func (k kind) offset2() byte {
 	return k.offset()
 }
 
-func add(p *byte, n int) *byte        { return (*byte)(unsafe.Add(unsafe.Pointer(p), n)) }
 func addf(p *float32, n int) *float32 { return (*float32)(unsafe.Add(unsafe.Pointer(p), n)) }
 
 // decodePanel decodes 16 rows with a kernel, or in Go where there is none.

@@ -6,11 +6,7 @@ import (
 	"unsafe"
 
 	"strobe/internal/backend/cpu/kernel"
-	"strobe/internal/quant"
 )
-
-// p is the address of the first element, for kernels that also take a length.
-func p(x []float32) *float32 { return &x[0] }
 
 // tables has the functions of each instruction set.
 var tables = [...]table{
@@ -69,57 +65,12 @@ func loadBF16(dst []float32, src []byte) {
 	loadBF16Generic(dst[n:], src[2*n:])
 }
 
-func convSilu(dst []float32, w []float32, taps [][]float32, c0 int) {
-	l := kernel.Current()
-	if l == kernel.Generic {
-		convSiluGeneric(dst, w, taps, c0)
-		return
-	}
-	if len(taps) != 4 {
-		conv(dst, w, taps, c0)
-		ops().silu(dst, dst)
-		return
-	}
-	lanes := 8
+// convLanes is the number of channels of a vector.
+func convLanes(l kernel.Level) int {
 	if l == kernel.AVX512 {
-		lanes = 16
+		return 16
 	}
-	// A missing tap is a slice of zeros, a tail a vector padded with zeros.
-	n := len(dst) &^ (lanes - 1)
-	if n > 0 {
-		var t [4]*float32
-		var zeros *[]float32
-		for j := range t {
-			if taps[j] != nil {
-				t[j] = &taps[j][c0]
-				continue
-			}
-			if zeros == nil {
-				zeros = getScratch(n)
-				clear(*zeros)
-			}
-			t[j] = p(*zeros)
-		}
-		conv4(l, p(dst), p(w), &t, n)
-		if zeros != nil {
-			scratch.Put(zeros)
-		}
-	}
-	if n < len(dst) {
-		var d [16]float32
-		var pw [64]float32
-		var pt [4][16]float32
-		var t [4]*float32
-		copy(pw[:], w[4*n:])
-		for j := range t {
-			if taps[j] != nil {
-				copy(pt[j][:], taps[j][c0+n:c0+len(dst)])
-			}
-			t[j] = &pt[j][0]
-		}
-		conv4(l, &d[0], &pw[0], &t, lanes)
-		copy(dst[n:], d[:])
-	}
+	return 8
 }
 
 func conv4(l kernel.Level, dst, w *float32, t *[4]*float32, n int) {
@@ -145,23 +96,4 @@ func deltaChain(toks []deltaToken, src, dst []float32, v, w int, last bool) {
 		}
 	}
 	deltaChainGeneric(toks, src, dst, v, w, last)
-}
-
-func matRows(y []float32, ys int, typ quant.Type, w []byte, stride, k int, x []float32, xs, n, rows int,
-	alpha float32) {
-	l := kernel.Current()
-	if l == kernel.Generic || k == 0 {
-		matRowsGeneric(y, ys, typ, w, stride, k, x, xs, n, rows, alpha)
-		return
-	}
-	matRowsAsm(l, y, ys, typ, w, stride, k, x, xs, n, rows, alpha)
-}
-
-func accumRows(out []float32, os int, p []float32, ps, nq, headDim int, typ quant.Type, data []byte, stride, n int) {
-	l := kernel.Current()
-	if l == kernel.Generic || headDim == 0 {
-		accumRowsGeneric(out, os, p, ps, nq, headDim, typ, data, stride, n)
-		return
-	}
-	accumRowsAsm(l, out, os, p, ps, nq, headDim, typ, data, stride, n)
 }

@@ -12,7 +12,7 @@ import (
 // levels runs f once per CPU level and names the levels this machine lacks.
 func levels(t *testing.T, f func(t *testing.T)) {
 	t.Helper()
-	for _, l := range []kernel.Level{kernel.Generic, kernel.AVX2, kernel.AVX512} {
+	for _, l := range kernel.All() {
 		t.Run(l.String(), func(t *testing.T) {
 			if l > kernel.Best() {
 				t.Skipf("this CPU or build has no %v kernels", l)

@@ -1,0 +1,3 @@
+module arm64asm
+
+go 1.26.0

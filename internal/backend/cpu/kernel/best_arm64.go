@@ -1,0 +1,19 @@
+//go:build !noasm
+
+package kernel
+
+import "golang.org/x/sys/cpu"
+
+var faster = []Level{NEON, DotProd, I8MM}
+
+// best trusts the system: Linux reports what all cores have (HWCAP), macOS has a sysctl for each feature, Windows a
+// function (of I8MM, which x/sys does not ask it for, see asksI8MM).
+func best() Level {
+	switch {
+	case cpu.ARM64.HasASIMDDP && (cpu.ARM64.HasI8MM || asksI8MM()):
+		return I8MM
+	case cpu.ARM64.HasASIMDDP:
+		return DotProd
+	}
+	return NEON
+}

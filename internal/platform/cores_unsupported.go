@@ -1,0 +1,5 @@
+//go:build !linux && !darwin
+
+package platform
+
+func fastCores() int { return 0 }
