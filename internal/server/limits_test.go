@@ -485,9 +485,9 @@ func TestCompiledBorders(t *testing.T) {
 	}
 }
 
-// TestPace: tokens per second are averaged over ten to twenty seconds, and begin anew with a model that was loaded
+// TestMeterPace: tokens per second are averaged over ten to twenty seconds, and begin anew with a model that was loaded
 // anew.
-func TestPace(t *testing.T) {
+func TestMeterPace(t *testing.T) {
 	m := newMeter(time.Now(), nil, nil)
 	s := &engine.Snapshot{Started: time.Now().Add(-20 * time.Second)}
 	s.Stats.Tokens = 90
