@@ -23,8 +23,8 @@ func TestRunImage(t *testing.T) {
 		}
 	}
 	ask := func(args ...string) (int, string, string) {
-		return command(t, append([]string{"run", "-m", model, "-p", "what is it?", "-n", "5", "--temp", "0", "--device", "cpu",
-			"-d", "none"}, args...)...)
+		return command(t, append([]string{"run", "-m", model, "-p", "what is it?", "-n", "5", "--temp", "0", "-d", "none",
+			"--device", "cpu"}, args...)...)
 	}
 	_, blind, _ := ask()
 	code, seen, stderr := ask("--image", image)

@@ -190,9 +190,9 @@ func TestBadImages(t *testing.T) {
 		{"type": "input_audio", "input_audio": dict{"data": "x"}}}}}}, "text and images")
 	f.refuses("/v1/chat/completions", with(part("data:;base64,"+encoded(good)), dict{"image_max_tokens": -1}),
 		"image_max_tokens")
-	many := make([]dict, 10_000)
+	many, tiny := make([]dict, 10_000), "data:;base64,"+encoded(testkit.PNG(t, 1, 1, 1))
 	for i := range many {
-		many[i] = dict{"type": "image_url", "image_url": dict{"url": "data:;base64," + encoded(testkit.PNG(t, 1, 1, 1))}}
+		many[i] = dict{"type": "image_url", "image_url": dict{"url": tiny}}
 	}
 	f.refuses("/v1/chat/completions", dict{"messages": []dict{{"role": "user", "content": many}}}, "256 images")
 }
