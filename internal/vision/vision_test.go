@@ -374,7 +374,7 @@ func TestHostile(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range []string{"qwen-small-q8_0", "gemma4v-small-f32", "gemma4uv-f32"} {
+	for _, name := range []string{"qwen-small-q8_0", "gemma4v-small-f32"} {
 		whole := edit.Read(t, unpacked(t, "mmproj-"+name+".gguf"))
 		optional := []string{"attention.head_dim", "attention.head_count_kv", "spatial_merge_size",
 			"projector.scale_factor", "projection_dim"}
