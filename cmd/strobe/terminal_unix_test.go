@@ -191,7 +191,7 @@ var sizes = [][2]int{{60, 20}, {80, 24}, {160, 50}}
 func TestDemoTerminal(t *testing.T) {
 	for _, size := range sizes {
 		t.Run(fmt.Sprintf("%dx%d", size[0], size[1]), func(t *testing.T) {
-			x := startTerminal(t, size[0], size[1], "demo", "-n", "120")
+			x := startTerminal(t, size[0], size[1], "demo", "-n", "48")
 			<-x.done
 			x.picture(fmt.Sprintf("demo-%dx%d", size[0], size[1]))
 			screen := x.screen()

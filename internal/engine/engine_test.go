@@ -130,7 +130,7 @@ func plain(t testing.TB, name string, req Request) []int32 {
 func TestSameText(t *testing.T) {
 	for _, name := range []string{"qwen3", "qwen35", "gemma4"} {
 		t.Run(name, func(t *testing.T) {
-			const n = 28
+			const n = 20
 			var reqs []Request
 			var want [][]int32
 			for i := range 8 {

@@ -68,7 +68,7 @@ func TestMTPSameText(t *testing.T) {
 			var reqs []Request
 			var want []Event
 			for i := range 4 {
-				req := Request{Tokens: randomPrompt(uint64(i%3), 12+45*i), MaxTokens: 40, IgnoreEOG: true,
+				req := Request{Tokens: randomPrompt(uint64(i%3), 12+45*i), MaxTokens: 24, IgnoreEOG: true,
 					Params: greedy}
 				if i%2 == 1 {
 					req.Params = seeded

@@ -206,6 +206,7 @@ func TestHeaderFlood(t *testing.T) {
 
 // TestSlowLoris: headers and bodies that never end do not keep their connections.
 func TestSlowLoris(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	l := startLive(t, options{config: Config{HeaderTimeout: 100 * time.Millisecond, BodyTimeout: 100 * time.Millisecond,
 		Keys: []string{"k"}}})
 	for _, start := range []string{

@@ -263,6 +263,7 @@ func TestBusyInAnthropicsWords(t *testing.T) {
 
 // TestBodyTimeEnds: the time for a body says nothing about the time for its answer.
 func TestBodyTimeEnds(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	l := startLive(t, options{config: Config{BodyTimeout: 200 * time.Millisecond}})
 	l.s.mux.HandleFunc("POST /slow", func(w http.ResponseWriter, r *http.Request) {
 		if _, err := l.s.readBody(w, r); err != nil {

@@ -139,6 +139,7 @@ func TestPerAddress(t *testing.T) {
 
 // TestSilentConnections: connections that say nothing, or half a header, make room for others.
 func TestSilentConnections(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	l := startLive(t, options{config: Config{MaxConns: 8, HeaderTimeout: time.Hour}})
 	for i := range 20 {
 		c, err := net.Dial("tcp", l.addr)
@@ -157,6 +158,7 @@ func TestSilentConnections(t *testing.T) {
 
 // TestNewConnectionsStay: a connection whose request is on its way is not closed for another one.
 func TestNewConnectionsStay(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	l := newConns(nil, 2, 0)
 	a, b := &conn{l: l, addr: "a"}, &conn{l: l, addr: "b"}
 	for _, c := range []*conn{a, b} {

@@ -13,7 +13,7 @@ import (
 // TestTokenizeMemory: an answer larger than its request is sent as it is made.
 func TestTokenizeMemory(t *testing.T) {
 	f := start(t, options{})
-	text := strings.Repeat("~ ", 1<<20) // a token for nearly every byte
+	text := strings.Repeat("~ ", 1<<18) // a token for nearly every byte
 	body := encode(t, dict{"content": text, "with_pieces": true})
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)

@@ -143,11 +143,11 @@ func TestUpstreamEndless(t *testing.T) {
 				_, err = io.WriteString(w, chunk)
 			}
 		})
-		f := front(t, Config{MaxBody: 1 << 16}, url)
+		f := front(t, Config{MaxBody: 1 << 14}, url)
 		for path, q := range translated {
 			for _, stream := range []bool{false, true} {
 				status, b := f.do("POST", path, encode(t, with(q, dict{"model": "far", "stream": stream})))
-				if !strings.Contains(string(b), "larger than 65536 bytes") || !stream && status != http.StatusBadGateway {
+				if !strings.Contains(string(b), "larger than 16384 bytes") || !stream && status != http.StatusBadGateway {
 					t.Errorf("%s, %s, stream %v: %d %.300s", name, path, stream, status, b)
 				}
 			}
