@@ -29,8 +29,8 @@ func TestHangUpProcess(t *testing.T) {
 	}
 }
 
-// TestHangUp: a command whose terminal is closed while it writes a file ends and leaves nothing behind, and one that was
-// started to outlive its terminal goes on.
+// TestHangUp: a command whose terminal is closed while it writes a file ends and leaves nothing behind, and one that
+// was started to outlive its terminal goes on.
 func TestHangUp(t *testing.T) {
 	for _, nohup := range []bool{false, true} {
 		dir := t.TempDir()

@@ -9,7 +9,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"strobe/internal/gguf"
 	"strobe/internal/sample"
@@ -132,7 +134,8 @@ func TestFilesThatDoNotLoad(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := CheckDrafter(d, target); (err == nil) != (name == "same") {
+		err = CheckDrafter(d, target)
+		if (err == nil) != (name == "same") || err != nil && !strings.HasPrefix(err.Error(), d.Path()+": its vocabulary") {
 			t.Errorf("a drafter with the %s vocabulary: %v", name, err)
 		}
 		d.Close()
@@ -398,4 +401,255 @@ func TestWaitGivesUp(t *testing.T) {
 	if _, err := g.Wait(t.Context()); err != nil {
 		t.Errorf("waiting once more: %v", err)
 	}
+}
+
+// TestSentences: errors name what they are about, each number in its place.
+func TestSentences(t *testing.T) {
+	for want, err := range map[string]error{
+		"the prompt has 9 tokens; the context holds 5, the answer included": &ContextError{Prompt: 9, Context: 5},
+		"there is no slot 7; there are 2":                                   &SlotError{7, 2},
+		`unknown model "m"`:                                                 &UnknownModelError{"m"},
+		`load model "m": why`:                                               &LoadError{"m", errors.New("why")},
+		"too little memory for this request: 3 tokens take 2.0 kB besides the model; send a shorter prompt, or serve with a " +
+			"smaller type of cache (--kv): why": &MemoryError{3, 2048, errors.New("why")},
+	} {
+		if got := err.Error(); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+// TestSizesForPeople: the borders between units.
+func TestSizesForPeople(t *testing.T) {
+	for n, want := range map[int]string{0: "0 B", 999: "999 B", 1000: "1.0 kB", 999_949: "999.9 kB", 1_000_000: "1.0 MB",
+		1_000_000_000: "1.00 GB"} {
+		if got := Bytes(n); got != want {
+			t.Errorf("%d bytes are %s, want %s", n, got, want)
+		}
+	}
+}
+
+// TestPoolTogether: models are added, listed, looked for and unloaded by many at a time. What they share without a lock
+// the race detector finds.
+func TestPoolTogether(t *testing.T) {
+	p, err := NewPool(PoolConfig{Files: []string{testkit.Golden(t, "qwen3/model.gguf")}, Alias: "m",
+		Load: Options{Threads: 1, Drafter: "none"}, Engine: Config{Context: 32}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close(context.Background())
+	var all sync.WaitGroup
+	for i, fn := range []func(k int) error{
+		func(k int) error {
+			return p.Add(t.Context(), fmt.Sprint("added", k), testkit.Golden(t, "qwen35/model.gguf"))
+		},
+		func(int) error { _, err := p.resolve(t.Context(), "m"); return err },
+		func(int) error { return p.Unload(t.Context(), "m") },
+		func(int) error { p.Models(); p.Resident(); return nil },
+	} {
+		all.Go(func() {
+			for k := range 8 {
+				if err := fn(k); err != nil {
+					t.Errorf("%d: %v", i, err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	if n := len(p.Models()); n != 9 {
+		t.Errorf("%d models, want 9", n)
+	}
+}
+
+// TestKeptInSight: of a prompt whose answer sees a window the first message stays in sight, or a few tokens.
+func TestKeptInSight(t *testing.T) {
+	for _, c := range []struct {
+		checkpoints []int
+		want        int
+	}{{nil, 4}, {[]int{0, 3}, 3}, {[]int{-1, 10}, 4}, {[]int{9, 5}, 9}, {[]int{11, 1}, 1}} {
+		j := &job{g: newGeneration(t.Context(), Request{Tokens: make([]int32, 10), Checkpoints: c.checkpoints})}
+		if got := j.keeps(); got != c.want {
+			t.Errorf("checkpoints %v: %d tokens, want %d", c.checkpoints, got, c.want)
+		}
+	}
+}
+
+// TestCutOfNothing: a copy that cannot be made leaves no memory behind.
+func TestCutOfNothing(t *testing.T) {
+	m := loadGolden(t, "qwen3", false)
+	defer m.Close()
+	mem := m.Target.Memory()
+	s := remembers(t, mem, 100)
+	used := mem.UsedBytes()
+	if _, err := cut(s, 101); err == nil {
+		t.Error("101 of 100 tokens are copied")
+	}
+	c, err := cut(s, 60)
+	if err != nil || c.Len() != 60 || s.Len() != 100 {
+		t.Fatalf("60 of 100 tokens: %v", err)
+	}
+	c.Close()
+	cs := contexts{s, nil, remembers(t, mem, 50)}
+	more := mem.UsedBytes()
+	if out, err := cs.cut(60, 5); err == nil || out != nil { // the third knows fewer
+		t.Error("60 of 50 tokens are copied")
+	}
+	if out, err := cs.cut(60, 3); err != nil || out[0].Len() != 60 || out[1] != nil || out[2] != nil {
+		t.Errorf("of the first only: %v", err)
+	} else {
+		out.close()
+	}
+	if got := mem.UsedBytes(); got != more {
+		t.Errorf("%d bytes are left of copies", got-more)
+	}
+	cs[2].Close()
+	if got := mem.UsedBytes(); got != used {
+		t.Errorf("%d bytes are left of a context", got-used)
+	}
+	s.Close()
+	if _, err := cut(s, 1); err == nil || mem.UsedBytes() != 0 {
+		t.Errorf("a copy of what is closed: %v, %d bytes", err, mem.UsedBytes())
+	}
+}
+
+// TestPoolOfDefects: a panic while a model is read is the error of those who wait for it, and the next one tries again.
+func TestPoolOfDefects(t *testing.T) {
+	p, err := NewPool(PoolConfig{Files: []string{testkit.Golden(t, "qwen3/model.gguf")}, Alias: "m",
+		Load: Options{Threads: 1, Drafter: "none"}, Engine: Config{Context: 32}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close(context.Background())
+	read := p.read
+	p.read = func(string, Options) (*Model, error) { panic("broken") }
+	var load *LoadError
+	if _, err := p.Acquire(t.Context(), "m"); !errors.As(err, &load) ||
+		!strings.Contains(err.Error(), "a defect in loading: broken") {
+		t.Errorf("error %v", err)
+	}
+	if m := p.Models()[0]; m.State != StateFailed || m.Err == nil {
+		t.Errorf("the model is %v, %v", m.State, m.Err)
+	}
+	p.read = read
+	l, err := p.Acquire(t.Context(), "m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Release()
+}
+
+// TestWantedIsNotUnloaded: a model whose idle time is over stays while a request waits for it.
+func TestWantedIsNotUnloaded(t *testing.T) {
+	p, err := NewPool(PoolConfig{Files: []string{testkit.Golden(t, "qwen3/model.gguf")}, Alias: "m", Idle: 1,
+		Load: Options{Threads: 1, Drafter: "none"}, Engine: Config{Context: 32}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close(context.Background())
+	var over func()
+	p.after = func(_ time.Duration, f func()) func() { over = f; return func() {} }
+	l, err := p.Acquire(t.Context(), "m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Release()
+	first := over
+	for _, waiters := range []int{1, 0} {
+		p.mu.Lock()
+		p.models[0].waiters = waiters
+		p.mu.Unlock()
+		first()
+		p.work.Wait()
+		if loaded := len(p.Resident()) == 1; loaded != (waiters > 0) {
+			t.Errorf("%d requests wait for it: loaded %t", waiters, loaded)
+		}
+	}
+	first() // what is gone already
+	p.work.Wait()
+}
+
+// TestDrafterBeside: the drafter beside a target is the DFlash file whose name is most like the target's, or else one
+// for multi-token prediction; files that are looked at do not stay mapped.
+func TestDrafterBeside(t *testing.T) {
+	dir := t.TempDir()
+	add := func(name, golden string) string {
+		path := filepath.Join(dir, name)
+		raw, err := os.ReadFile(testkit.Golden(t, golden))
+		if err == nil {
+			err = os.WriteFile(path, raw, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	path := add("target-4b.gguf", "qwen35/model.gguf")
+	target := openGolden(t, "qwen35")
+	find := func(want string) {
+		t.Helper()
+		if want != "" {
+			want = filepath.Join(dir, want)
+		}
+		if got := FindDrafter(path, target); got != want {
+			t.Errorf("found %q, want %q", got, want)
+		}
+		if maps, err := os.ReadFile("/proc/self/maps"); err == nil && strings.Contains(string(maps), dir) {
+			t.Error("a file stays mapped")
+		}
+	}
+	find("")
+	add("target-4b-notes.gguf", "dflash-qwen35/model.gguf") // a drafter that does not say so
+	if err := os.WriteFile(filepath.Join(dir, "target-4b-draft.gguf"), []byte("broken"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	add("target-4b-dflash-next.gguf", "qwen3/model.gguf") // no drafter
+	find("")
+	add("mtp-target-4b.gguf", "mtp-qwen35/block.gguf")
+	find("mtp-target-4b.gguf")
+	add("a-dflash.gguf", "dflash-qwen35/model.gguf")
+	find("a-dflash.gguf")
+	add("target-4b-dflash.gguf", "dflash-qwen35/model.gguf")
+	add("target-9b-dflash.gguf", "dflash-qwen35/model.gguf")
+	find("target-4b-dflash.gguf")
+	if got := FindDrafter(filepath.Join(dir, "none", "x.gguf"), target); got != "" {
+		t.Errorf("in a folder that is not there: %q", got)
+	}
+}
+
+// TestKeepsWhatFits: a text that takes exactly what the cache may hold is kept whole, one that takes a byte more only in
+// part.
+func TestKeepsWhatFits(t *testing.T) {
+	m := loadGolden(t, "qwen3", false)
+	defer m.Close()
+	c := &prefixes{target: m.Target.Memory()}
+	const n = 1000
+	c.limit = c.size(n)
+	if got := c.keeps(n); got != n {
+		t.Errorf("%d of %d tokens are kept", got, n)
+	}
+	c.limit--
+	if got, half := c.keeps(n), c.part(); got != half || half <= 0 || c.size(half) > c.limit/2 {
+		t.Errorf("%d tokens are kept of a text that does not fit, half of the cache holds %d", got, half)
+	}
+}
+
+// TestDiskFull: a file that cannot be written is given up, with its temporary file.
+func TestDiskFull(t *testing.T) {
+	dir := t.TempDir()
+	h := newByHand(t, "full", loadGolden(t, "qwen3", false), Config{CacheDir: dir, CacheMinTokens: 20})
+	e := &entry{text: text{tokens: randomPrompt(1, 200)}, seq: remembers(t, h.l.cache.target, 200)}
+	h.l.cache.add(e, 0)
+	w, err := h.l.disk.begin(e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.f.Close() // what is written now fails
+	if done, err := w.more(1); !done || err == nil {
+		t.Errorf("writing to a closed file: done %t, %v", done, err)
+	}
+	if left, err := filepath.Glob(filepath.Join(dir, "*", "*"+tempExt)); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+	e.saved = true
+	h.end()
 }

@@ -79,6 +79,10 @@ func TestSamplingBorders(t *testing.T) {
 			}
 		}
 	}
+	if _, err := apply(`{"temperature":100.5}`); err == nil ||
+		err.Error() != "temperature: 100.5 is not between 0 and 100" {
+		t.Errorf("error %v", err)
+	}
 	// Looking back no token turns penalties off; what is said of them does not matter then.
 	req, err := apply(`{"repeat_last_n":0,"repeat_penalty":2,"presence_penalty":1,"frequency_penalty":1,
 		"dry_multiplier":3,"dry_penalty_last_n":0}`)

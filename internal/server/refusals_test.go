@@ -746,13 +746,18 @@ func (l listed) Close() []parse.Event      { return nil }
 // text.
 func TestNothingAfterTheOnlyCall(t *testing.T) {
 	call := listed{{Kind: parse.Content, Text: "a"}, {Kind: parse.ToolBegin, Name: "f"},
-		{Kind: parse.ToolArguments, Text: "{}"}, {Kind: parse.ToolEnd}, {Kind: parse.Content, Text: "b"}, {Kind: parse.ToolBegin, Name: "g"}}
+		{Kind: parse.ToolArguments, Text: "{}"}, {Kind: parse.ToolEnd},
+		{Kind: parse.Content, Text: "b"}, {Kind: parse.ToolBegin, Name: "g"}}
 	for _, one := range []bool{true, false} {
 		r := &reply{oneCall: one, parser: call}
 		ds := r.take(engine.Event{Text: []byte("x"), Tokens: []engine.Token{{Text: []byte("x")}}})
 		want := map[bool][3]int{true: {4, 1, 1}, false: {6, 2, 2}}[one]
 		if got := [3]int{len(ds), len(r.calls), r.content.Len()}; got != want || !r.called() || r.enough != one {
 			t.Errorf("one call %t: %v deltas, calls and bytes of text, want %v", one, got, want)
+		}
+		aborted := &reply{parser: listed{{Kind: parse.ToolBegin, Name: "f"}, {Kind: parse.ToolAbort}}}
+		if ds := aborted.push(nil, "x", false); len(ds) != 1 || ds[0].kind != parse.ToolBegin || aborted.called() {
+			t.Errorf("a call that broke off: %+v", ds)
 		}
 		r.take(engine.Event{Text: []byte("y"), Tokens: []engine.Token{{Text: []byte("y")}}})
 		if more := len(r.calls) > want[1]; more == one || r.count != map[bool]int{true: 1, false: 2}[one] {

@@ -40,7 +40,8 @@ func TestCountersTogether(t *testing.T) {
 		func(i int) { m.pace(fmt.Sprint(i%3), s) },
 		func(i int) { m.averages(fmt.Sprint(i%3), s) },
 	)
-	if h := m.hists["x{0"]; h == nil || h.counts[0] != 2*14 || len(m.hists) != 3 || len(m.marks) != 3 || len(m.rates) != 3 {
+	if h := m.hists["x{0"]; h == nil || h.counts[0] != 2*14 || len(m.hists) != 3 || len(m.marks) != 3 ||
+		len(m.rates) != 3 {
 		t.Errorf("counted %+v of %d", h, len(m.hists))
 	}
 }
@@ -136,7 +137,8 @@ func TestBrokenStreamSaysSo(t *testing.T) {
 		f := front(t, Config{}, srv.URL)
 		status, b := f.do("POST", "/v1/chat/completions", encode(t, dict{"model": "far", "messages": user("x"),
 			"stream": true}))
-		if status != http.StatusOK || !strings.Contains(string(b), `"choices":[]`) || !strings.Contains(string(b), `"error"`) {
+		if status != http.StatusOK || !strings.Contains(string(b), `"choices":[]`) ||
+			!strings.Contains(string(b), `"error"`) {
 			t.Errorf("%s: %d %s", kind, status, b)
 		}
 	}

@@ -402,6 +402,30 @@ func TestTablesOfAKind(t *testing.T) {
 	}
 }
 
+// TestPageSizes: pages of head sizes that the kernels do not have are refused with the layer and its size.
+func TestPageSizes(t *testing.T) {
+	for name, c := range map[string]struct {
+		dims backend.KVDims
+		want string
+	}{
+		"halves of 8":   {backend.KVDims{Heads: 1, KeyDim: 8, ValueDim: 8, Key: quant.F16, Value: quant.F16}, ""},
+		"halves of 512": {backend.KVDims{Heads: 1, KeyDim: 512, ValueDim: 512, Key: quant.F16, Value: quant.F16}, ""},
+		"halves of 12": {backend.KVDims{Heads: 1, KeyDim: 12, ValueDim: 8, Key: quant.F16, Value: quant.F16},
+			"cache type F16 needs head sizes that are multiples of 8 up to 512; layer 1 has 12"},
+		"halves of 520": {backend.KVDims{Heads: 1, KeyDim: 8, ValueDim: 520, Key: quant.F16, Value: quant.F16},
+			"cache type F16 needs head sizes that are multiples of 8 up to 512; layer 1 has 520"},
+	} {
+		good := backend.KVDims{Heads: 2, KeyDim: 64, ValueDim: 64, Key: quant.Q8_0, Value: quant.F32}
+		l, err := NewPageLayout(backend.KVLayout{Page: PageSlots, Layers: []backend.KVDims{good, c.dims}})
+		if c.want == "" && err != nil || c.want != "" && (err == nil || err.Error() != c.want) {
+			t.Errorf("%s: error %v, want %q", name, err, c.want)
+		}
+		if err == nil && (len(l.Places) != 2 || int(l.Places[1].Off) != 2*PageSlots*(68+256)) {
+			t.Errorf("%s: places %+v", name, l.Places)
+		}
+	}
+}
+
 // TestLongestSegment: the rows of the longest segment, wherever it stands.
 func TestLongestSegment(t *testing.T) {
 	for _, c := range []struct {
