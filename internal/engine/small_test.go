@@ -616,8 +616,8 @@ func TestDrafterBeside(t *testing.T) {
 	}
 }
 
-// TestKeepsWhatFits: a text that takes exactly what the cache may hold is kept whole, one that takes a byte more only in
-// part.
+// TestKeepsWhatFits: a text that takes exactly what the cache may hold is kept whole, one that takes a byte more only
+// in part.
 func TestKeepsWhatFits(t *testing.T) {
 	m := loadGolden(t, "qwen3", false)
 	defer m.Close()
