@@ -615,3 +615,41 @@ func TestDrafterBeside(t *testing.T) {
 		t.Errorf("in a folder that is not there: %q", got)
 	}
 }
+
+// TestKeepsWhatFits: a text that takes exactly what the cache may hold is kept whole, one that takes a byte more only
+// in part.
+func TestKeepsWhatFits(t *testing.T) {
+	m := loadGolden(t, "qwen3", false)
+	defer m.Close()
+	c := &prefixes{target: m.Target.Memory()}
+	const n = 1000
+	c.limit = c.size(n)
+	if got := c.keeps(n); got != n {
+		t.Errorf("%d of %d tokens are kept", got, n)
+	}
+	c.limit--
+	if got, half := c.keeps(n), c.part(); got != half || half <= 0 || c.size(half) > c.limit/2 {
+		t.Errorf("%d tokens are kept of a text that does not fit, half of the cache holds %d", got, half)
+	}
+}
+
+// TestDiskFull: a file that cannot be written is given up, with its temporary file.
+func TestDiskFull(t *testing.T) {
+	dir := t.TempDir()
+	h := newByHand(t, "full", loadGolden(t, "qwen3", false), Config{CacheDir: dir, CacheMinTokens: 20})
+	e := &entry{text: text{tokens: randomPrompt(1, 200)}, seq: remembers(t, h.l.cache.target, 200)}
+	h.l.cache.add(e, 0)
+	w, err := h.l.disk.begin(e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.f.Close() // what is written now fails
+	if done, err := w.more(1); !done || err == nil {
+		t.Errorf("writing to a closed file: done %t, %v", done, err)
+	}
+	if left, err := filepath.Glob(filepath.Join(dir, "*", "*"+tempExt)); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+	e.saved = true
+	h.end()
+}
