@@ -138,7 +138,8 @@ func withRest(body []byte, f *samplingFields) ([]byte, error) {
 		return nil, err
 	}
 	for name, value := range said {
-		if _, given := all[name]; !given && kindOf(value) != "null" && string(value) != "false" && !slices.Contains(notPassed, name) {
+		if _, given := all[name]; !given && kindOf(value) != "null" && string(value) != "false" &&
+			!slices.Contains(notPassed, name) {
 			all[name] = value
 		}
 	}
