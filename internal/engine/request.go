@@ -138,7 +138,8 @@ var (
 	ErrNotFinite = errors.New("the model's output is not a finite number; its file may be damaged")
 )
 
-// ContextError reports a prompt that does not fit; the answer needs room, too. A prompt that was not counted has 0 tokens.
+// ContextError reports a prompt that does not fit; the answer needs room, too. A prompt that was not counted has 0
+// tokens.
 type ContextError struct {
 	Prompt, Context int // tokens
 }

@@ -159,7 +159,8 @@ func slowChain(p Params, logits []float32, counts map[int32]int, u, mu float64) 
 
 var rareParams = []Params{
 	{Temp: 1, TopNSigma: 1}, {Temp: 0.5, TopNSigma: 2.5, TopK: 20},
-	{Temp: 1, XTC: XTCParams{Probability: 1, Threshold: 0.05}}, {Temp: 1, XTC: XTCParams{Probability: 0.5, Threshold: 0.1}},
+	{Temp: 1, XTC: XTCParams{Probability: 1, Threshold: 0.05}}, {Temp: 1, XTC: XTCParams{Probability: 0.5,
+		Threshold: 0.1}},
 	{Temp: 0.8, MinP: 0.02, XTC: XTCParams{Probability: 0.5, Threshold: 0.02}},
 	{Temp: 0.8, TopP: 0.9, DynaTemp: DynaTempParams{Range: 0.5}},
 	{Temp: 1, DynaTemp: DynaTempParams{Range: 0.9, Exponent: 2.5}},
@@ -269,7 +270,8 @@ func TestSteps(t *testing.T) {
 func TestXTCDraws(t *testing.T) {
 	s := New(Params{Temp: 1, XTC: XTCParams{Probability: 0.5, Threshold: 0.2}, Seed: 42}, 4)
 	want := rand.NewPCG(42, 0x9e3779b97f4a7c15)
-	for _, row := range [][]float32{logitsOf(0.5, 0.3, 0.1, 0.1), {nan, negInf, negInf, negInf}, {1, negInf, negInf, negInf}} {
+	for _, row := range [][]float32{logitsOf(0.5, 0.3, 0.1, 0.1), {nan, negInf, negInf, negInf}, {1, negInf, negInf,
+		negInf}} {
 		s.Probs(row)
 		s.Sample(row)
 		want.Uint64()
@@ -308,7 +310,8 @@ func TestMirostatCopies(t *testing.T) {
 func TestChainStrange(t *testing.T) {
 	for _, p := range rareParams {
 		s := New(p, 5)
-		for _, row := range [][]float32{{nan, nan, nan, nan, nan}, {inf, 0, negInf, inf, 1}, {0, 0, 0, 0, 0}, {3, negInf, negInf, negInf, negInf},
+		for _, row := range [][]float32{{nan, nan, nan, nan, nan}, {inf, 0, negInf, inf, 1}, {0, 0, 0, 0, 0}, {3, negInf,
+			negInf, negInf, negInf},
 			{-3e38, 3e38, 0, nan, 1}} {
 			id := s.Sample(slices.Clone(row))
 			if possible := slices.ContainsFunc(row, func(x float32) bool { return x > negInf }); possible != (id >= 0) {

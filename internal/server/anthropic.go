@@ -340,7 +340,8 @@ func (s *anthropic) messages(w http.ResponseWriter, r *http.Request, q *messages
 		return nil, err
 	}
 	return s.converse(w, r, c, func(x *exchange) answer {
-		a := &messageAnswer{exchange: x, q: q, owner: owner, rep: x.replies[0], base: anthropicResponse{ID: newID("msg_"), Type: "message",
+		a := &messageAnswer{exchange: x, q: q, owner: owner, rep: x.replies[0], base: anthropicResponse{ID: newID("msg_"),
+			Type: "message",
 			Role: "assistant", Model: x.name, Content: []block{}}}
 		x.st.idle = func() error {
 			a.begin()

@@ -156,7 +156,8 @@ func TestUnknownTools(t *testing.T) {
 	}
 	f.script("x")
 	for _, kind := range []string{"web_search", "web_search_preview_2025_03_11", "file_search", "code_interpreter"} {
-		if status, b := f.do("POST", "/v1/responses", encode(t, dict{"input": "x", "tools": []dict{{"type": kind}}})); status != http.StatusOK {
+		if status, b := f.do("POST", "/v1/responses", encode(t, dict{"input": "x",
+			"tools": []dict{{"type": kind}}})); status != http.StatusOK {
 			t.Errorf("%s: %d %s", kind, status, b)
 		}
 	}

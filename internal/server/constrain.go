@@ -142,7 +142,8 @@ func (gs *grammars) calls(c *conversation) (*grammar.Grammar, error) {
 
 // callNotations are the grammars of calls by the family of the parser that reads them.
 var callNotations = map[string]grammar.Notation{"hermes": grammar.CallJSON, "qwenxml": grammar.CallTags,
-	"gemma4": grammar.CallGemma, "llama3": grammar.CallLlama, "mistral": grammar.CallArgs, "mistral list": grammar.CallList}
+	"gemma4": grammar.CallGemma, "llama3": grammar.CallLlama, "mistral": grammar.CallArgs,
+	"mistral list": grammar.CallList}
 
 // thinkMarkers are what begins and ends reasoning in this model's text.
 func (gs *grammars) thinkMarkers() (start, end string) {

@@ -27,7 +27,8 @@ func TestContextTooLarge(t *testing.T) {
 // say. The count is the one of the endpoints that count.
 func TestContextError(t *testing.T) {
 	f := start(t, options{template: hermesTemplate, engine: engine.Config{Context: 128}})
-	for name, long := range map[string]string{"a little": strings.Repeat("word ", 200), "a lot": strings.Repeat("word ", 60000)} {
+	for name, long := range map[string]string{"a little": strings.Repeat("word ", 200), "a lot": strings.Repeat("word ",
+		60000)} {
 		count := number(f.post("/apply-template", dict{"messages": user("x")}), "n_tokens") +
 			len(f.post("/tokenize", dict{"content": long})["tokens"].([]any)) -
 			len(f.post("/tokenize", dict{"content": "x"})["tokens"].([]any))

@@ -55,7 +55,8 @@ func TestLlamaCalls(t *testing.T) {
 				}
 			} else {
 				c := at(f.post("/v1/chat/completions", q), "choices", 0)
-				name, args = text(c, "message", "tool_calls", 0, "function", "name"), text(c, "message", "tool_calls", 0, "function",
+				name, args = text(c, "message", "tool_calls", 0, "function", "name"), text(c, "message", "tool_calls", 0,
+					"function",
 					"arguments")
 				content, finish = text(c, "message", "content"), text(c, "finish_reason")
 			}
@@ -75,7 +76,8 @@ func TestJSONAnswerBesideTools(t *testing.T) {
 	f.insist(answer)
 	q := dict{"messages": user("?"), "tools": setTool, "max_tokens": 100}
 	m := f.post("/v1/chat/completions", q)
-	if got := text(m, "choices", 0, "message", "content"); got != answer || text(m, "choices", 0, "finish_reason") != "stop" {
+	if got := text(m, "choices", 0, "message", "content"); got != answer || text(m, "choices", 0,
+		"finish_reason") != "stop" {
 		t.Errorf("answer %q of %v", got, m)
 	}
 	// With a format the answer is that, for nothing tells a call from it.

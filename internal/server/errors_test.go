@@ -134,7 +134,7 @@ func TestWrongRequests(t *testing.T) {
 		{"/v1/responses", `{"input":[{"role":"robot","content":"x"}]}`, "input[0].role", "none of"},
 		{"/v1/embeddings", `{}`, "input", "missing"},
 		{"/v1/embeddings", `{"input":"x","encoding_format":"hex"}`, "encoding_format", "neither"},
-		{"/v1/embeddings", `{"input":"x","dimensions":3}`, "dimensions", "has 64"},
+		{"/v1/embeddings", `{"input":"x","dimensions":65}`, "dimensions", "not between"},
 		{"/tokenize", `{"content":5}`, "content", "a string"},
 		{"/detokenize", `{"tokens":"x"}`, "tokens", "a list"},
 		{"/v1/messages", `{"max_tokens":5}`, "messages", "at least one"},

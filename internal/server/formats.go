@@ -112,7 +112,7 @@ var neutralOne = []string{"best_of", "tfs_z", "length_penalty"}
 
 // negativeIsOff are fields that change nothing below 0.
 var negativeIsOff = map[string]bool{"adaptive_target": true, "t_max_prompt_ms": true, "t_max_predict_ms": true,
-	"truncate_prompt_tokens": true}
+	"truncate_prompt_tokens": true, "n_indent": true, "min_keep": true}
 
 // instead says how to ask for the same thing here.
 var instead = map[string]string{
@@ -133,8 +133,8 @@ func (f *refusedFields) check() error {
 			if slices.Contains(neutralOne, name) {
 				continue
 			}
-		case "-1", "-1.0":
-			if negativeIsOff[name] {
+		default:
+			if raw[0] == '-' && negativeIsOff[name] {
 				continue
 			}
 		}

@@ -39,8 +39,8 @@ type ollamaRequest struct {
 	Options  ollamaOptions     `json:"options"`
 }
 
-// ollamaOptions are the settings of an answer. num_ctx is not among them: the server's context is fixed, and a larger one
-// than asked for changes no answer that fits.
+// ollamaOptions are the settings of an answer. num_ctx is not among them: the server's context is fixed, and a
+// larger one than asked for changes no answer that fits.
 type ollamaOptions struct {
 	samplingFields
 	NumPredict *int `json:"num_predict"`
@@ -354,7 +354,8 @@ func (a *ollamaAnswer) end(out *ollamaChunk) *ollamaChunk {
 	out.Count, out.Duration = res.Generated, res.Stats.DecodeTime
 	if a.context {
 		out.Context = slices.Concat(a.rep.prompt.Tokens, a.said)
-		if eos, ok := a.rep.tok.EOS(); ok && res.Reason == engine.ReasonEOG && !a.rep.tok.IsEOG(out.Context[len(out.Context)-1]) {
+		if eos, ok := a.rep.tok.EOS(); ok && res.Reason == engine.ReasonEOG &&
+			!a.rep.tok.IsEOG(out.Context[len(out.Context)-1]) {
 			out.Context = append(out.Context, eos) // the turn is over
 		}
 	}

@@ -12,7 +12,8 @@ import (
 	"strobe/internal/tokenizer"
 )
 
-// TestOllamaContext: generate returns the tokens of all that was said, and a request that sends them goes on from there.
+// TestOllamaContext: generate returns the tokens of all that was said, and a request that sends them goes on from
+// there.
 func TestOllamaContext(t *testing.T) {
 	f := start(t, options{template: hermesTemplate})
 	var prompt []int32
@@ -196,7 +197,8 @@ func TestParameterSize(t *testing.T) {
 func TestOllamaDerived(t *testing.T) {
 	f := start(t, options{template: hermesTemplate})
 	f.post("/api/copy", dict{"source": "qwen35", "destination": "copy:latest"})
-	f.post("/api/create", dict{"model": "loud", "from": "copy", "system": "Shout.", "template": `!{{ messages[0].content }}`,
+	f.post("/api/create", dict{"model": "loud", "from": "copy", "system": "Shout.",
+		"template":   `!{{ messages[0].content }}`,
 		"parameters": dict{"num_predict": 3, "temperature": 0, "stop": []string{"END"}}})
 	f.post("/api/create", dict{"model": "louder", "from": "loud", "parameters": dict{"num_predict": 2}})
 	var seen engine.Request
@@ -261,7 +263,8 @@ func TestOllamaUpstream(t *testing.T) {
 	}
 	there := back.e
 	m := f.post("/api/embed", dict{"model": "far", "input": []string{"a", "b"}})
-	if v, _ := at(m, "embeddings", 1).([]any); len(v) != there.Model().Target.Hidden || number(m, "prompt_eval_count") == 0 {
+	if v, _ := at(m, "embeddings", 1).([]any); len(v) != there.Model().Target.Hidden || number(m,
+		"prompt_eval_count") == 0 {
 		t.Errorf("embed: %v", m)
 	}
 	if v, _ := at(f.post("/api/embeddings", dict{"model": "far", "prompt": "a"}), "embedding").([]any); len(v) == 0 {

@@ -137,12 +137,15 @@ func withRest(body []byte, f *samplingFields) ([]byte, error) {
 	if err := json.Unmarshal(body, &all); err != nil {
 		return nil, err
 	}
-	for name, value := range said {
-		if _, given := all[name]; !given && kindOf(value) != "null" && string(value) != "false" && !slices.Contains(notPassed, name) {
-			all[name] = value
+	out := body[:len(body)-1]
+	for _, name := range slices.Sorted(maps.Keys(said)) {
+		value := said[name]
+		_, given := all[name]
+		if !given && kindOf(value) != "null" && string(value) != "false" && !slices.Contains(notPassed, name) {
+			out = fmt.Appendf(out, ",%q:%s", name, value)
 		}
 	}
-	return json.Marshal(all)
+	return append(out, '}'), nil
 }
 
 // openAIMessage is a message as every OpenAI-compatible server takes it.

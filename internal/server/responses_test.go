@@ -166,7 +166,8 @@ func TestMemoryLimits(t *testing.T) {
 		t.Errorf("after their time %d bytes, %d items are left", m.bytes, len(m.items))
 	}
 	big := &responseJSON{ID: "big", Output: []outputItem{}}
-	if ok, err := putResponse(m, "", big, []json.RawMessage{json.RawMessage(`"` + strings.Repeat("x", 50<<10) + `"`)}); ok ||
+	if ok, err := putResponse(m, "", big, []json.RawMessage{json.RawMessage(`"` + strings.Repeat("x", 50<<10) +
+		`"`)}); ok ||
 		err != nil || m.bytes != 0 {
 		t.Errorf("too large: %v, %v, %d bytes", ok, err, m.bytes)
 	}

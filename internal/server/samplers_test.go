@@ -21,18 +21,29 @@ func TestSamplerFields(t *testing.T) {
 		fields dict
 		want   func(*sample.Params)
 	}{
-		"sigma":       {dict{"top_n_sigma": 1.5}, func(p *sample.Params) { p.TopNSigma = 1.5 }},
-		"no sigma":    {dict{"top_n_sigma": -1}, func(p *sample.Params) {}},
-		"xtc":         {dict{"xtc_probability": 0.5}, func(p *sample.Params) { p.XTC = sample.XTCParams{Probability: 0.5, Threshold: 0.1} }},
-		"xtc 2":       {dict{"xtc_probability": 0.5, "xtc_threshold": 0.2}, func(p *sample.Params) { p.XTC = sample.XTCParams{Probability: 0.5, Threshold: 0.2} }},
-		"dynatemp":    {dict{"dynatemp_range": 0.5, "dynatemp_exponent": 2}, func(p *sample.Params) { p.DynaTemp = sample.DynaTempParams{Range: 0.5, Exponent: 2} }},
-		"mirostat":    {dict{"mirostat": 2, "mirostat_tau": 3, "mirostat_eta": 0.2}, func(p *sample.Params) { p.Mirostat = sample.MirostatParams{Version: 2, Tau: 3, Eta: 0.2} }},
-		"order":       {dict{"samplers": []string{"temperature", "top_k"}}, func(p *sample.Params) { p.Steps = []sample.Step{sample.StepTemperature, sample.StepTopK} }},
-		"letters":     {dict{"samplers": "tk"}, func(p *sample.Params) { p.Steps = []sample.Step{sample.StepTemperature, sample.StepTopK} }},
+		"sigma":    {dict{"top_n_sigma": 1.5}, func(p *sample.Params) { p.TopNSigma = 1.5 }},
+		"no sigma": {dict{"top_n_sigma": -1}, func(p *sample.Params) {}},
+		"xtc": {dict{"xtc_probability": 0.5}, func(p *sample.Params) {
+			p.XTC = sample.XTCParams{Probability: 0.5,
+				Threshold: 0.1}
+		}},
+		"xtc 2": {dict{"xtc_probability": 0.5, "xtc_threshold": 0.2},
+			func(p *sample.Params) { p.XTC = sample.XTCParams{Probability: 0.5, Threshold: 0.2} }},
+		"dynatemp": {dict{"dynatemp_range": 0.5, "dynatemp_exponent": 2},
+			func(p *sample.Params) { p.DynaTemp = sample.DynaTempParams{Range: 0.5, Exponent: 2} }},
+		"mirostat": {dict{"mirostat": 2, "mirostat_tau": 3, "mirostat_eta": 0.2},
+			func(p *sample.Params) { p.Mirostat = sample.MirostatParams{Version: 2, Tau: 3, Eta: 0.2} }},
+		"order": {dict{"samplers": []string{"temperature", "top_k"}},
+			func(p *sample.Params) { p.Steps = []sample.Step{sample.StepTemperature, sample.StepTopK} }},
+		"letters": {dict{"samplers": "tk"}, func(p *sample.Params) {
+			p.Steps = []sample.Step{sample.StepTemperature,
+				sample.StepTopK}
+		}},
 		"vLLM's name": {dict{"repetition_penalty": 1.3}, func(p *sample.Params) { p.RepeatPenalty = 1.3 }},
 	} {
 		for path, body := range map[string]dict{
-			"/v1/chat/completions": {"messages": user("x"), "max_tokens": 1}, "/v1/completions": {"prompt": "x", "max_tokens": 1},
+			"/v1/chat/completions": {"messages": user("x"), "max_tokens": 1}, "/v1/completions": {"prompt": "x",
+				"max_tokens": 1},
 			"/completion": {"prompt": "x", "n_predict": 1}, "/api/chat": {"messages": user("x"), "stream": false},
 		} {
 			q := with(body, c.fields)
@@ -54,7 +65,8 @@ func TestSamplerFields(t *testing.T) {
 	}
 	f.s.tweak = nil
 	for _, field := range []string{`"xtc_probability":2`, `"xtc_threshold":-1`, `"dynatemp_range":-1`, `"mirostat":3`,
-		`"samplers":["nope"]`, `"samplers":["top_k","top_k"]`, `"samplers":3`, `"samplers":"q"`, `"dry_sequence_breakers":3`} {
+		`"samplers":["nope"]`, `"samplers":["top_k","top_k"]`, `"samplers":3`, `"samplers":"q"`,
+		`"dry_sequence_breakers":3`} {
 		body := `{"prompt":"x","n_predict":1,` + field + `}`
 		if status, b := f.do("POST", "/completion", body); status != http.StatusBadRequest {
 			t.Errorf("%s: %d %s", field, status, b)
@@ -77,7 +89,8 @@ func TestSamplersAndDrafts(t *testing.T) {
 		var texts []string
 		for _, draft := range []string{"off", "dflash", "ngram"} {
 			f.s.tweak = func(req *engine.Request, _ *model) { req.Spec.Fixed = true } // drafting need not pay here
-			m := f.post("/completion", with(fields, dict{"prompt": "a b a b a b a b", "n_predict": 40, "temperature": 0.8, "seed": 3,
+			m := f.post("/completion", with(fields, dict{"prompt": "a b a b a b a b", "n_predict": 40, "temperature": 0.8,
+				"seed":       3,
 				"ignore_eos": true, "strobe": dict{"draft": draft}}))
 			texts = append(texts, text(m, "content"))
 		}

@@ -10,7 +10,8 @@ import (
 )
 
 // memory keeps turns of conversations (OpenAI's responses, Anthropic's threads) and their items for requests that refer
-// to them, in RAM and within limits: the least recently used are dropped first. Its methods may be called from any goroutine.
+// to them, in RAM and within limits: the least recently used are dropped first. Its methods may be called from any
+// goroutine.
 type memory struct {
 	limit int64         // bytes of all; none keeps nothing
 	age   time.Duration // since the last use
@@ -55,7 +56,8 @@ func newMemory(limit int64, age time.Duration) *memory {
 		byID: map[ownedID]*list.Element{}, items: map[ownedID]keptItem{}}
 }
 
-// put keeps a turn of an owner and reports whether it has room. Its items must have ids where clients may refer to them.
+// put keeps a turn of an owner and reports whether it has room. Its items must have ids where clients may refer to
+// them.
 func (m *memory) put(owner string, t turn) bool {
 	s := &stored{key: ownedID{owner, t.id}, previous: t.previous, body: t.body, output: t.output,
 		size: int64(len(t.body)) + itemCost}
@@ -124,8 +126,8 @@ func (m *memory) get(id ownedID) *stored {
 	return nil
 }
 
-// chain returns the turns of a conversation that ends with id, the first one first. missing is the id of the one that is
-// not kept; "" when all are.
+// chain returns the turns of a conversation that ends with id, the first one first. missing is the id of the one
+// that is not kept; "" when all are.
 func (m *memory) chain(owner, id string) (turns []*stored, missing string) {
 	for id != "" {
 		s := m.get(ownedID{owner, id})

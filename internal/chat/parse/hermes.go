@@ -38,9 +38,9 @@ const hermesTailText = "</tool_call>"
 
 func newHermes(p *Parser, _ bool) call { return &hermes{p: p, tail: hermesTailText} }
 
-// newJSONCall reads {"name": ..., "parameters": {...}} with nothing behind it: Llama 3's notation, where it is the whole
-// answer or stands after <|python_tag|>, and with "arguments" an element of Mistral's lists. A bare one has its brace
-// read already.
+// newJSONCall reads {"name": ..., "parameters": {...}} with nothing behind it: Llama 3's notation, where it is the
+// whole answer or stands after <|python_tag|>, and with "arguments" an element of Mistral's lists. A bare one has
+// its brace read already.
 func newJSONCall(p *Parser, bare bool) call {
 	h := &hermes{p: p}
 	if bare {

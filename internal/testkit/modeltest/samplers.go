@@ -49,7 +49,8 @@ func rareSamplers() []sample.Params {
 	return []sample.Params{
 		{Temp: 1, TopNSigma: 1, XTC: sample.XTCParams{Probability: 0.5, Threshold: 0.1}},
 		{Temp: 1, TopK: 40, DynaTemp: sample.DynaTempParams{Range: 0.5, Exponent: 2}},
-		{Temp: 1, Mirostat: sample.MirostatParams{Version: 1}}, {Temp: 1, Mirostat: sample.MirostatParams{Version: 2, Tau: 3}},
+		{Temp: 1, Mirostat: sample.MirostatParams{Version: 1}}, {Temp: 1, Mirostat: sample.MirostatParams{Version: 2,
+			Tau: 3}},
 		{Temp: 0.7, TopK: 40, MinP: 0.1, RepeatPenalty: 1.2,
 			Steps: []sample.Step{sample.StepTemperature, sample.StepMinP, sample.StepTopK, sample.StepPenalties}},
 	}
