@@ -611,7 +611,7 @@ func TestStoredAgainstAModel(t *testing.T) {
 					e.size += int64(len(raw)) + itemCost
 					e.ids = append(e.ids, ownedID{owner, it.ID})
 				}
-				ok, err := m.put(owner, resp, input)
+				ok, err := putResponse(m, owner, resp, input)
 				if err != nil || ok != (e.size <= m.limit) {
 					fail("a response of %d bytes is kept: %t, %v", e.size, ok, err)
 				}

@@ -715,7 +715,7 @@ func TestStoredTogether(t *testing.T) {
 			for k := range 50 {
 				id := fmt.Sprint("r", i, "-", k)
 				item := rawJSON(fmt.Sprintf(`{"id":"i%d","role":"user","content":"x"}`, k%5))
-				if ok, err := m.put("", &responseJSON{ID: id}, []json.RawMessage{item}); !ok || err != nil {
+				if ok, err := putResponse(m, "", &responseJSON{ID: id}, []json.RawMessage{item}); !ok || err != nil {
 					t.Error(ok, err)
 				}
 				m.get(ownedID{"", id})
