@@ -113,7 +113,7 @@ var apiFields = []struct {
 			"add_generation_prompt": honoured, "continue_final_message": honoured, "chat_template_kwargs": honoured,
 			"enable_thinking": honoured, "reasoning_effort": honoured, "verbosity": honoured, "reasoning_format": honoured,
 			"reasoning_budget_tokens": honoured, "thinking_budget_tokens": honoured, "response_format": honoured,
-			"json_schema": honoured, "grammar": honoured, "modalities": refuse(`["audio"]`), "parse_tool_calls": refuse(`false`),
+			"json_schema": honoured, "grammar": honoured, "modalities": refuse(`["audio"]`), "image_max_tokens": honoured, "parse_tool_calls": refuse(`false`),
 			"prediction": harmless(forSpeed), "store": harmless("chats are not kept, and nothing asks for them"),
 			"metadata": harmless(forBilling),
 		}}},
