@@ -308,8 +308,9 @@ func TestDocFlags(t *testing.T) {
 	}
 	// Variables of flags, the others of the program, and those of tests and benchmarks in Go.
 	variables := map[string]bool{configVariable: true, keyVariable: true, "STROBE_PROMPTS": true,
-		"STROBE_BENCH_MODEL": true, "STROBE_CUDA": true, "STROBE_RACES": true, "STROBE_VULKAN_WITHOUT": true,
-		testkit.LongVariable: true}
+		"STROBE_BENCH_MODEL": true, "STROBE_CPU": true, "STROBE_CUDA": true, "STROBE_RACES": true,
+		"STROBE_VULKAN_WITHOUT": true,
+		testkit.LongVariable:    true}
 	for _, g := range commands() {
 		for _, c := range g.commands {
 			c.Flags().VisitAll(func(f *pflag.Flag) { variables[variable(f)] = true })
