@@ -317,7 +317,7 @@ func TestDocFlags(t *testing.T) {
 	}
 	// Variables of flags, the others of the program, and those of tests and benchmarks in Go.
 	variables := map[string]bool{configVariable: true, keyVariable: true, "STROBE_PROMPTS": true,
-		"STROBE_BENCH_MODEL": true, "STROBE_CUDA": true, "STROBE_CUDA_AS": true, "STROBE_RACES": true,
+		"STROBE_BENCH_MODEL": true, "STROBE_CPU": true, "STROBE_CUDA": true, "STROBE_CUDA_AS": true, "STROBE_RACES": true,
 		"STROBE_VULKAN_WITHOUT": true,
 		testkit.LongVariable:    true}
 	for _, g := range commands() {
