@@ -97,7 +97,8 @@ var notHere = []string{"docker", "systemctl", "./install.sh", "packaging/release
 // the module that they stand in, and the last are tested in their package.
 var elsewhere = []string{"./try", "go run ./internal/tests", "go mod edit -require strobe@v0.0.0 -replace strobe=../strobe",
 	"go mod tidy", "go run ./internal/mutate -n 30 -seed 1 ./internal/pflash",
-	"go run ./internal/mutate -n 15 ./internal/engine -- -run 'Pool|Restore'"}
+	"go run ./internal/mutate -n 15 ./internal/engine -- -run 'Pool|Restore'", ".ci/arm all",
+	"go run ./internal/backend/cpu/kernel/cost -llama llama.cpp"}
 
 // TestDocCommands runs every command of the README and of docs as it stands there: with the built-in pair, golden
 // models under the names that the pages use, a hub and a server on this machine.

@@ -33,7 +33,7 @@ layers do, or whose experts are left to the processor; "--kv turbo3" makes the c
 	}
 	m.add(cmd)
 	f := cmd.Flags()
-	f.StringVar(&sizes, "memory", "8GiB,12GiB,16GiB,24GiB,32GiB,48GiB,80GiB", "memory of GPUs")
+	f.StringVar(&sizes, "memory", "8GiB,12GiB,16GiB,24GiB,32GiB,48GiB", "memory of GPUs")
 	f.StringVar(&contexts, "contexts", "8192,32768,131072,262144", "lengths of the context in tokens")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd

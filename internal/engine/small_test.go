@@ -406,10 +406,10 @@ func TestWaitGivesUp(t *testing.T) {
 // TestSentences: errors name what they are about, each number in its place.
 func TestSentences(t *testing.T) {
 	for want, err := range map[string]error{
-		"the prompt has 9 tokens; the context holds 5, the answer included": &ContextError{Prompt: 9, Context: 5},
-		"there is no slot 7; there are 2":                                   &SlotError{7, 2},
-		`unknown model "m"`:                                                 &UnknownModelError{"m"},
-		`load model "m": why`:                                               &LoadError{"m", errors.New("why")},
+		"request (9 tokens) exceeds the available context size (5 tokens)": &ContextError{Prompt: 9, Context: 5},
+		"there is no slot 7; there are 2":                                  &SlotError{7, 2},
+		`unknown model "m"`:                                                &UnknownModelError{"m"},
+		`load model "m": why`:                                              &LoadError{"m", errors.New("why")},
 		"too little memory for this request: 3 tokens take 2.0 kB besides the model; send a shorter prompt, or serve with a " +
 			"smaller type of cache (--kv): why": &MemoryError{3, 2048, errors.New("why")},
 	} {

@@ -3,10 +3,12 @@
 package vision
 
 import (
+	"os"
 	"slices"
 	"strings"
 	"testing"
 
+	"strobe/internal/backend/cuda"
 	"strobe/internal/backend/cuda/emulate"
 	"strobe/internal/backend/gpu"
 	"strobe/internal/backend/vulkan"
@@ -77,4 +79,43 @@ func TestDevices(t *testing.T) {
 			g.check(t, e, exactBound)
 		}
 	})
+}
+
+// BenchmarkEncode encodes an image of 1920 x 1088 pixels with the file that STROBE_BENCH_MODEL names, on the first NVIDIA
+// GPU, and prints where the time goes, kernel by kernel.
+func BenchmarkEncode(b *testing.B) {
+	path := os.Getenv("STROBE_BENCH_MODEL")
+	if path == "" {
+		b.Skip("no model: set STROBE_BENCH_MODEL to an mmproj file")
+	}
+	driver, err := cuda.Open(0)
+	if err != nil {
+		b.Skipf("needs an NVIDIA GPU: %v", err)
+	}
+	device, err := gpu.New(driver)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer device.Close()
+	e := openOn(b, path, device, Reference)
+	image := noise(1920/e.Factor()*e.Factor(), 1088/e.Factor()*e.Factor())
+	encode := func() error {
+		_, _, _, err := e.Encode(b.Context(), image, nil)
+		return err
+	}
+	if err := encode(); err != nil { // compiles kernels
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		if err := encode(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	kernels, err := device.Profile(encode)
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, k := range kernels[:min(8, len(kernels))] {
+		b.Logf("%-24s %4d launches %8.3f ms", k.Name, k.Count, float64(k.Time.Microseconds())/1000)
+	}
 }
