@@ -81,8 +81,8 @@ func TestDevices(t *testing.T) {
 	})
 }
 
-// BenchmarkEncode encodes an image of 1920 x 1088 pixels with the file that STROBE_BENCH_MODEL names, on the first NVIDIA
-// GPU, and prints where the time goes, kernel by kernel.
+// BenchmarkEncode encodes an image of 1920 x 1088 pixels with the file that STROBE_BENCH_MODEL names, on the first
+// NVIDIA GPU, and prints where the time goes, kernel by kernel.
 func BenchmarkEncode(b *testing.B) {
 	path := os.Getenv("STROBE_BENCH_MODEL")
 	if path == "" {
