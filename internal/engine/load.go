@@ -9,18 +9,21 @@
 //	ids := m.Tokenizer.Encode("Hello", tokenizer.EncodeOptions{AddSpecial: true})
 //	g, err := e.Submit(ctx, engine.Request{Tokens: ids})
 //	for {
-//		ev, err := g.Next(ctx) // text as it comes; ev.Result is set in the last event
+//		ev, err := g.Next(ctx) // text as it comes
+//		if err != nil || ev.Result != nil {
+//			break // ev.Result is set in the last event
+//		}
 //	}
 //
 // A Pool keeps several models, each with its engine, within a memory budget.
 //
-// What a request says depends on its tokens, parameters and seed alone: not on what runs beside it, on
-// speculation, or on what the prefix cache holds.
+// For one loaded model the answer to a request depends on its tokens, parameters and seed alone: not on what runs
+// beside it, on speculation, or on what the prefix cache holds.
 //
-// Goroutines: an Engine has one that owns the model and everything computed with it (loop.go); it
-// starts others to finish and to read ahead cache files (disk.go, restore.go) and waits for them
-// before it ends, which Close waits for. A Pool starts one per load, per eviction and per look at its
-// folder; its Close waits for evictions. Loads and looks cannot be interrupted and end on their own.
+// Goroutines: an Engine has one that owns the model and everything computed with it (loop.go). That one starts others
+// which write cache files or read them ahead (disk.go, restore.go), and waits for them before it ends; Close waits for
+// it. A Pool starts one per load, per eviction and per scan of its folder; its Close waits for evictions. Loads and
+// scans cannot be interrupted and end on their own.
 package engine
 
 import (

@@ -2,13 +2,13 @@ package gpu
 
 import "strobe/internal/backend"
 
-// lowering turns a list of operations into calls of kernels: it traces their values (trace.go), tries the patterns of
-// fuse.go at each operation, launches what begins none of them by itself (schedule.go), and lets products look ahead at
-// the end. Emit makes launches of the calls.
+// lowering turns a list of operations into calls of kernels: it traces their values (trace.go) and tries the patterns of
+// fuse.go at each operation. An operation that begins no pattern gets a kernel of its own (schedule.go). At the end each
+// matrix product learns which weights the next one reads, to prefetch them. Emit makes launches from the calls.
 //
-// Two things are put off until something needs them: the results of products stay in pieces, which most readers add up
-// themselves (pieces.go), and what feeds a product is packed by the kernel that computes it, where there is one. No
-// result depends on a pattern: operations that begin none are launched one by one, with the same bits.
+// Two things are put off until something needs them. The results of matrix products stay in pieces (partial sums of
+// split columns), which most operations that read them add up themselves (pieces.go). And what feeds a product is packed
+// by the kernel that computes it, where there is one. No result depends on a pattern: without it the bits are the same.
 type lowering struct {
 	b        *Backend
 	ops      []op
@@ -30,7 +30,7 @@ type lowering struct {
 	err      error
 }
 
-// lower returns the launches of a list.
+// lower returns the calls of a list. It lowers once more where the scratch memory had to grow.
 func (b *Backend) lower(ops []op, plan *backend.Plan, lay layout) ([]Call, error) {
 	for {
 		calls, err := b.lowerOnce(ops, plan, lay)
@@ -43,7 +43,7 @@ func (b *Backend) lower(ops []op, plan *backend.Plan, lay layout) ([]Call, error
 	}
 }
 
-// lowerOnce is lower with scratch that may be larger than there is memory for.
+// lowerOnce is lower with addresses of scratch memory that may not be there yet.
 func (b *Backend) lowerOnce(ops []op, plan *backend.Plan, lay layout) ([]Call, error) {
 	l := &lowering{b: b, ops: ops, operands: trace(ops), plan: plan, lay: lay}
 	b.spare.reset()
