@@ -95,7 +95,8 @@ type Options struct {
 	// Scorer is the file of a small model that shortens long prompts, "self" for the target; "" leaves prompts as they
 	// are. Prefill says how; its device is the target's unless it names one.
 	Scorer string
-	// SparsePrefill, if above 0, makes prompts attend to chosen blocks (backend.Sparse.Alpha), where the device can do it.
+	// SparsePrefill, if above 0, makes prompts attend to chosen blocks (backend.Sparse.Alpha), where the device can do
+	// it.
 	SparsePrefill float32
 	// DecodeWindow, if above 0, is how many tokens back generated tokens look, besides the first message.
 	DecodeWindow int

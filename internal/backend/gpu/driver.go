@@ -1,7 +1,8 @@
-// Package gpu runs models on a GPU: it compiles the operations of a step to a list of kernel launches, which is recorded
-// once and replayed. Read it in this order: step.go collects operations, trace.go finds the values they share, fuse.go
-// has the patterns that become one kernel, schedule.go chooses kernels for the rest, kernels.go is the catalogue of
-// kernels, and emit.go makes launches. It knows no driver: backend/cuda and backend/vulkan implement Driver.
+// Package gpu runs models on a GPU: it compiles the operations of a step to a list of kernel launches, which is
+// recorded once and replayed. Read it in this order: step.go collects operations, trace.go finds the values they share,
+// fuse.go has the patterns that become one kernel, schedule.go chooses kernels for the rest, kernels.go is the
+// catalogue of kernels, and emit.go makes launches. It knows no driver: backend/cuda and backend/vulkan implement
+// Driver.
 package gpu
 
 import "time"
@@ -25,8 +26,8 @@ type Props struct {
 // Handle is a kernel as its driver knows it.
 type Handle interface{}
 
-// Launch is one kernel of a step as drivers see it; emit makes it from a Call. Every kernel has exactly one parameter: a
-// structure, whose bytes Args holds in the device's layout.
+// Launch is one kernel of a step as drivers see it; emit makes it from a Call. Every kernel has exactly one parameter:
+// a structure, whose bytes Args holds in the device's layout.
 type Launch struct {
 	Kernel Handle
 	Name   string

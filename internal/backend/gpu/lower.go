@@ -2,13 +2,14 @@ package gpu
 
 import "strobe/internal/backend"
 
-// lowering turns a list of operations into calls of kernels: it traces their values (trace.go) and tries the patterns of
-// fuse.go at each operation. An operation that begins no pattern gets a kernel of its own (schedule.go). At the end each
-// matrix product learns which weights the next one reads, to prefetch them. Emit makes launches from the calls.
+// lowering turns a list of operations into calls of kernels: it traces their values (trace.go) and tries the patterns
+// of fuse.go at each operation. An operation that begins no pattern gets a kernel of its own (schedule.go). At the end
+// each matrix product learns which weights the next one reads, to prefetch them. Emit makes launches from the calls.
 //
 // Two things are put off until something needs them. The results of matrix products stay in pieces (partial sums of
-// split columns), which most operations that read them add up themselves (pieces.go). And what feeds a product is packed
-// by the kernel that computes it, where there is one. No result depends on a pattern: without it the bits are the same.
+// split columns), which most operations that read them add up themselves (pieces.go). And what feeds a product is
+// packed by the kernel that computes it, where there is one. No result depends on a pattern: without it the bits are
+// the same.
 type lowering struct {
 	b        *Backend
 	ops      []op
