@@ -30,13 +30,10 @@ import (
 )
 
 var (
-	seeds = flag.Uint64("random.seeds", fewRandom, "how many models TestRandom makes up")
+	seeds = flag.Uint64("random.seeds", 30, "how many models TestRandom makes up")
 	first = flag.Uint64("random.first", 0, "the seed of the first of them")
 	on    = flag.String("random.on", "", "cuda (emulated) or vulkan instead of the processor")
 )
-
-// fewRandom is two of each kind of model, and manyRandom what the long run makes up in addition.
-const fewRandom, manyRandom = 18, 12
 
 // TestRandom: models of random dimensions, types and weights keep the laws that need no golden numbers. More of them
 // are tried by hand:
@@ -45,15 +42,6 @@ const fewRandom, manyRandom = 18, 12
 func TestRandom(t *testing.T) {
 	b := device(t)
 	for seed := *first; seed < *first+*seeds; seed++ {
-		t.Run(fmt.Sprintf("%d-%s", seed, drawn[seed%uint64(len(drawn))]), func(t *testing.T) { laws(t, b, seed) })
-	}
-}
-
-// TestMoreRandom: the same for the models after those that TestRandom makes up by default.
-func TestMoreRandom(t *testing.T) {
-	testkit.Long(t) // the laws are the same
-	b := device(t)
-	for seed := uint64(fewRandom); seed < fewRandom+manyRandom; seed++ {
 		t.Run(fmt.Sprintf("%d-%s", seed, drawn[seed%uint64(len(drawn))]), func(t *testing.T) { laws(t, b, seed) })
 	}
 }
