@@ -47,6 +47,7 @@ func List() []Info {
 		if i.Err == nil {
 			if drv, err := cuda.Open(d.Index); err == nil {
 				i.Free, _ = drv.Free()
+				i.Description += tested(drv)
 				drv.Close()
 			} else {
 				i.Err = err
@@ -60,6 +61,14 @@ func List() []Info {
 	return append(list, Info{Name: "cpu", Description: b.Name()})
 }
 
+// tested says what the self-test of an open device chose.
+func tested(d gpu.Driver) string {
+	if p, ok := d.(interface{ Paths() string }); ok {
+		return ", self-test passed: " + p.Paths()
+	}
+	return ""
+}
+
 // listVulkan lists Vulkan's devices, with what their self-test says. Software is not opened: it is there for tests.
 func listVulkan() (list []Info) {
 	ds, _ := vulkan.Devices() // without a driver there is none
@@ -71,9 +80,7 @@ func listVulkan() (list []Info) {
 		} else if i.Err == nil {
 			if drv, err := openVulkan(d.Index); err == nil {
 				i.Free, _ = drv.Free()
-				if p, ok := drv.(interface{ Paths() string }); ok {
-					i.Description += ", self-test passed: " + p.Paths()
-				}
+				i.Description += tested(drv)
 				drv.Close()
 			} else {
 				i.Err = err

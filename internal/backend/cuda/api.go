@@ -18,8 +18,8 @@ var api struct {
 	init, count, device, name, attribute, total, errorName, errorText             fn
 	contextCreate, contextDestroy, setCurrent, memInfo                            fn
 	alloc, free, hostAlloc, hostFree, toDevice, toHost, onDevice, fill            fn
-	streamCreate, streamDestroy, streamSync, eventCreate, eventDestroy            fn
-	eventRecord, eventSync, eventTime                                             fn
+	streamCreate, streamDestroy, streamQuery, eventCreate, eventDestroy           fn
+	eventRecord, eventQuery, eventTime                                            fn
 	moduleLoad, moduleUnload, function, functionSet, launch                       fn
 	captureBegin, captureEnd, instantiate, graphDestroy, execDestroy, graphLaunch fn
 }
@@ -51,11 +51,11 @@ var symbols = []struct {
 	{&api.fill, "cuMemsetD8Async"},
 	{&api.streamCreate, "cuStreamCreate"},
 	{&api.streamDestroy, "cuStreamDestroy_v2"},
-	{&api.streamSync, "cuStreamSynchronize"},
+	{&api.streamQuery, "cuStreamQuery"},
 	{&api.eventCreate, "cuEventCreate"},
 	{&api.eventDestroy, "cuEventDestroy_v2"},
 	{&api.eventRecord, "cuEventRecord"},
-	{&api.eventSync, "cuEventSynchronize"},
+	{&api.eventQuery, "cuEventQuery"},
 	{&api.eventTime, "cuEventElapsedTime"},
 	{&api.moduleLoad, "cuModuleLoadDataEx"},
 	{&api.moduleUnload, "cuModuleUnload"},

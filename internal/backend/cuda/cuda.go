@@ -8,6 +8,7 @@ package cuda
 import (
 	"errors"
 	"fmt"
+	"os"
 
 	"strobe/internal/backend/gpu"
 )
@@ -61,5 +62,32 @@ func Open(index int) (gpu.Driver, error) {
 	if err := ds[index].Supported(); err != nil {
 		return nil, err
 	}
-	return open(ds[index])
+	return openTested(ds[index], open, gpu.SelfTest)
+}
+
+// opener opens a device, with the kernels for a compute capability if one is named; why is what failed without it.
+type opener func(dev Device, as string, why error) (gpu.Driver, error)
+
+// openTested opens a device and tests whether it computes rightly. Where the kernels for compute capability 9.0 and up
+// do not, those for 8.0 are used, which need less of a device.
+func openTested(dev Device, open opener, test func(gpu.Driver) error) (gpu.Driver, error) {
+	d, err := open(dev, os.Getenv(asVariable), nil)
+	if err != nil {
+		return nil, err
+	}
+	failed := test(d)
+	if failed == nil {
+		return d, nil
+	}
+	newer := d.Props().Major >= 9
+	d.Close()
+	if newer {
+		if d, err := open(dev, "8.0", failed); err == nil {
+			if test(d) == nil {
+				return d, nil
+			}
+			d.Close()
+		}
+	}
+	return nil, fmt.Errorf("opening %s: the self-test failed: %w", dev.Name, failed)
 }

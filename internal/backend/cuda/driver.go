@@ -14,18 +14,21 @@ import (
 
 // Driver is an open GPU. Everything happens in order on one stream.
 type Driver struct {
-	dev     Device
-	handle  int32 // the driver's name of it
-	props   gpu.Props
-	context uintptr // its own: what fails in one is lost with it, and memory that was not released goes with it
-	stream  uintptr
-	up      staging
-	down    unsafe.Pointer // pinned memory that downloads pass through
-	kernels map[string]*kernel
-	spent   time.Duration // on compiling kernels
-	err     error         // the first failure
-	call    launchCall
-	attrs   [2]launchAttr
+	dev      Device
+	handle   int32 // the driver's name of it
+	props    gpu.Props
+	context  uintptr // its own: what fails in one is lost with it, and memory that was not released goes with it
+	stream   uintptr
+	up       staging
+	down     unsafe.Pointer // pinned memory that downloads pass through
+	kernels  map[string]*kernel
+	spent    time.Duration // on compiling kernels
+	err      error         // the first failure
+	hangs    bool          // it was given up on
+	patience time.Duration
+	older    error // why kernels for an older device are used
+	call     launchCall
+	attrs    [2]launchAttr
 }
 
 var (
@@ -36,10 +39,10 @@ var (
 // downBytes is the size of the memory for downloads: ids and a few rows of logits in one piece.
 const downBytes = 4 << 20
 
-func open(dev Device) (gpu.Driver, error) {
+func open(dev Device, as string, why error) (gpu.Driver, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	d := &Driver{dev: dev, kernels: map[string]*kernel{}}
+	d := &Driver{dev: dev, kernels: map[string]*kernel{}, older: why, patience: defaultPatience}
 	if r := api.device.call(uintptr(unsafe.Pointer(&d.handle)), uintptr(dev.Index)); r != 0 {
 		return nil, fmt.Errorf("opening %s: %w", dev.Name, r)
 	}
@@ -48,7 +51,7 @@ func open(dev Device) (gpu.Driver, error) {
 	}
 	d.props = gpu.Props{Name: dev.Name, Major: dev.Major, Minor: dev.Minor, Memory: dev.Memory,
 		Units: attribute(d.handle, attrUnits), SharedBlock: attribute(d.handle, attrSharedBlock)}
-	if err := Pretend(&d.props); err != nil {
+	if err := pretend(&d.props, as); err != nil {
 		d.Close()
 		return nil, err
 	}
@@ -91,6 +94,46 @@ func (d *Driver) check(r result, format string, args ...any) {
 // Props describes the device.
 func (d *Driver) Props() gpu.Props { return d.props }
 
+// Paths says which kernels it uses.
+func (d *Driver) Paths() string {
+	how := fmt.Sprintf("kernels for %d.%d", d.props.Major, d.props.Minor)
+	if d.older != nil {
+		how += ", because newer ones failed: " + d.older.Error()
+	}
+	return how
+}
+
+// defaultPatience is how long a device may be busy: a wait without an end would hide a hang. A pass takes less than a
+// second.
+const defaultPatience = time.Minute
+
+// wait waits until everything is done.
+func (d *Driver) wait(doing string) { d.poll(doing, api.streamQuery, d.stream) }
+
+// poll asks whether a stream or an event is done until it is. The functions of the driver that wait ask again and again
+// as well, but they never return if a kernel does not end.
+func (d *Driver) poll(doing string, query fn, of uintptr) {
+	const notReady = result(600)
+	var begin time.Time
+	for i := 0; d.err == nil; i++ {
+		r := query.call(of)
+		if r != notReady {
+			d.check(r, "%s", doing)
+			return
+		}
+		if i%256 > 0 {
+			continue
+		}
+		if i == 0 {
+			begin = time.Now()
+		} else if time.Since(begin) > d.patience {
+			d.hangs = true
+			d.err = fmt.Errorf("%s: %s: no answer for %v", d.dev.Name, doing, d.patience)
+		}
+		runtime.Gosched()
+	}
+}
+
 // Free returns the memory that nobody uses, and all there is.
 func (d *Driver) Free() (free, total int) {
 	defer d.enter()()
@@ -118,7 +161,7 @@ func (d *Driver) Alloc(bytes int) (gpu.Addr, error) {
 
 // Release gives memory back when the device is done with it.
 func (d *Driver) Release(a gpu.Addr) {
-	if a == 0 {
+	if a == 0 || d.hangs {
 		return
 	}
 	defer d.enter()()
@@ -129,9 +172,8 @@ func (d *Driver) Release(a gpu.Addr) {
 func (d *Driver) Upload(dst gpu.Addr, src []byte) {
 	defer d.enter()()
 	for len(src) > 0 {
-		buf, r := d.up.room(d.stream, len(src))
-		if r != 0 {
-			d.check(r, "waiting for earlier uploads")
+		buf := d.up.room(d, len(src))
+		if d.err != nil {
 			return
 		}
 		n := copy(buf, src)
@@ -151,7 +193,7 @@ func (d *Driver) Download(dst []byte, src gpu.Addr) error {
 	for len(dst) > 0 && d.err == nil {
 		n := min(len(dst), downBytes)
 		d.check(api.toHost.call(uintptr(d.down), uintptr(src), uintptr(n), d.stream), "downloading %d bytes", n)
-		d.check(api.streamSync.call(d.stream), "waiting for a download")
+		d.wait("waiting for a download")
 		if d.err == nil {
 			copy(dst, buf[:n])
 		}
@@ -182,16 +224,20 @@ func (d *Driver) Fill(dst gpu.Addr, value byte, bytes int) {
 // Wait waits until everything is done and returns the first failure.
 func (d *Driver) Wait() error {
 	defer d.enter()()
-	d.check(api.streamSync.call(d.stream), "waiting")
+	d.wait("waiting")
 	return d.err
 }
 
-// Close gives everything back.
+// Close gives everything back. What a device that hangs may still use is left to the end of the process: every call
+// that gives something back would wait for it.
 func (d *Driver) Close() error {
-	defer d.enter()()
-	if d.stream != 0 {
-		api.streamSync.call(d.stream)
+	if d.stream != 0 && d.err == nil {
+		d.Wait()
 	}
+	if d.hangs {
+		return d.err
+	}
+	defer d.enter()()
 	d.up.close()
 	if d.down != nil {
 		api.hostFree.call(uintptr(d.down))
@@ -242,24 +288,20 @@ func (s *staging) open() result {
 }
 
 // room returns memory for up to want bytes of the next upload.
-func (s *staging) room(stream uintptr, want int) ([]byte, result) {
+func (s *staging) room(d *Driver, want int) []byte {
 	if s.at == stagingBytes {
-		if r := api.eventRecord.call(s.events[s.seg], stream); r != 0 {
-			return nil, r
-		}
+		d.check(api.eventRecord.call(s.events[s.seg], d.stream), "marking an upload")
 		s.busy[s.seg] = true
 		s.seg, s.at = (s.seg+1)%stagingSegments, 0
 		if s.busy[s.seg] {
-			if r := api.eventSync.call(s.events[s.seg]); r != 0 {
-				return nil, r
-			}
+			d.poll("waiting for earlier uploads", api.eventQuery, s.events[s.seg])
 			s.busy[s.seg] = false
 		}
 	}
 	n := min(want, stagingBytes-s.at)
 	b := unsafe.Slice((*byte)(unsafe.Add(s.memory, s.seg*stagingBytes+s.at)), n)
 	s.at += (n + 15) &^ 15
-	return b, 0
+	return b
 }
 
 func (s *staging) close() {

@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/ebitengine/purego"
@@ -70,7 +71,11 @@ func fakeLog(t *testing.T) string {
 
 func openFake(t *testing.T) *Driver {
 	t.Helper()
-	d, err := Open(0)
+	ds, err := Devices()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := open(ds[0], "", nil) // without a self-test: its kernels compute nothing
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,6 +175,50 @@ graph of 2
 	}
 	if n := fakeCall(t, "fake_live"); n != 0 {
 		t.Errorf("%d things of the driver are left after Close", n)
+	}
+}
+
+// TestDriverHangs: a kernel that does not end is given up on, wherever that is noticed, and closing waits for nothing.
+func TestDriverHangs(t *testing.T) {
+	if !inFake(t, "hang") {
+		return
+	}
+	for doing, notice := range map[string]func(d *Driver, a gpu.Addr) error{
+		"waiting":                func(d *Driver, _ gpu.Addr) error { return d.Wait() },
+		"waiting for a download": func(d *Driver, a gpu.Addr) error { return d.Download(make([]byte, 4), a) },
+		"waiting for earlier uploads": func(d *Driver, a gpu.Addr) error {
+			d.Upload(a, make([]byte, (stagingSegments+1)*stagingBytes))
+			return d.err
+		},
+		"closing": func(d *Driver, _ gpu.Addr) error { return d.Close() },
+	} {
+		fakeCall(t, "fake_recover")
+		d := openFake(t)
+		d.patience = 20 * time.Millisecond
+		a, err := d.Alloc((stagingSegments + 1) * stagingBytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		k, err := d.Kernel(named("small_add"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.Launch(&gpu.Launch{Kernel: k, Name: "add", Args: make([]byte, 16), Config: oneWarp})
+		want := "Fake GPU: " + strings.Replace(doing, "closing", "waiting", 1) + ": no answer for 20ms"
+		if err := notice(d, a); err == nil || err.Error() != want {
+			t.Errorf("%s: %v", doing, err)
+		}
+		before := fakeCall(t, "fake_live")
+		d.Release(a)
+		if _, err := d.Alloc(1); err == nil {
+			t.Errorf("%s: it can be used again", doing)
+		}
+		if err := d.Close(); err == nil || err.Error() != want {
+			t.Errorf("%s: closed with %v", doing, err)
+		}
+		if after := fakeCall(t, "fake_live"); after != before {
+			t.Errorf("%s: a call that waits for the device was made: %d things are left of %d", doing, after, before)
+		}
 	}
 }
 

@@ -21,8 +21,9 @@ var cards = map[string]struct{ major, minor, shared int }{
 
 // Pretend makes properties those of the card that the environment names, if it names one. Kernels of Hopper alone are
 // not used then; what the card has beyond the device's own capability cannot be.
-func Pretend(p *gpu.Props) error {
-	name := os.Getenv(asVariable)
+func Pretend(p *gpu.Props) error { return pretend(p, os.Getenv(asVariable)) }
+
+func pretend(p *gpu.Props, name string) error {
 	if name == "" {
 		return nil
 	}

@@ -96,10 +96,10 @@ func TestWrongKernels(t *testing.T) {
 	}{
 		"small_norm_short": {[]uint32{32, 64}, "sums are off"}, // half of the threads it counts on
 		"small_norm_long":  {[]uint32{256, 128}, "sums are off"},
-		"rows_q4k_3":       {[]uint32{q2k, 3}, "products with Q4_K are off"},
-		"rows_q6k_3":       {[]uint32{q4k, 3}, "products with Q6_K are off"},
-		"rows_q8_3":        {[]uint32{q4k, 3}, "products with Q8_0 are off"},
-		"rows_q8_1":        {[]uint32{q4k, 1}, "a product with Q8_0 depends on the batch"},
+		"rows_q4k_3":       {[]uint32{q2k, 3}, "products of 3 rows with Q4_K are off"},
+		"rows_q6k_3":       {[]uint32{q4k, 3}, "products of 3 rows with Q6_K are off"},
+		"rows_q8_3":        {[]uint32{q4k, 3}, "products of 3 rows with Q8_0 are off"},
+		"rows_q8_1":        {[]uint32{q4k, 1}, "products of 1 rows with Q8_0 are off"},
 		"tiles_q4k_16_128": {[]uint32{q2k, 16, 128}, ""},
 		"tiles_q6k_8_128":  {[]uint32{q4k, 8, 128}, ""},
 	} {
@@ -413,12 +413,12 @@ func TestHangs(t *testing.T) {
 // TestReopened: a device that was lost in the middle of its work can be closed and opened anew, and computes as before.
 func TestReopened(t *testing.T) {
 	product := func(d *Driver) ([]float32, error) {
-		var y []float32
-		err := d.withMatrix(quant.Q4_K, 40, 512, 3, func(t *bench, in, w gpu.Addr, l gpu.WeightLayout, _, _ []float32) error {
-			y = t.products(in, w, l, 3, false)
-			return t.err
-		})
-		return y, err
+		trial, err := gpu.NewTrial(d, quant.Q4_K, 40, 512, 3)
+		if err != nil {
+			return nil, err
+		}
+		defer trial.Close()
+		return trial.Product(3, false), trial.Err
 	}
 	d := openFirst(t, Options{})
 	want, err := product(d)
@@ -432,8 +432,8 @@ func TestReopened(t *testing.T) {
 	d.Close()
 	d = openFirst(t, Options{})
 	defer d.Close()
-	if got, err := product(d); err != nil || !sameBits(got, want) {
-		t.Errorf("opened anew: %v, the same bits: %t", err, sameBits(got, want))
+	if got, err := product(d); err != nil || !gpu.SameBits(got, want) {
+		t.Errorf("opened anew: %v, the same bits: %t", err, gpu.SameBits(got, want))
 	}
 }
 

@@ -283,20 +283,19 @@ func TestWholeSubgroups(t *testing.T) {
 func TestSmallScales(t *testing.T) {
 	d := openFirst(t, Options{})
 	defer d.Close()
-	test := func(_ *bench, _, _ gpu.Addr, _ gpu.WeightLayout, _, values []float32) error {
-		for r := range 4 {
-			most := float32(0)
-			for _, v := range values[r*256:][:256] {
-				most = max(most, v, -v)
-			}
-			if scale := most / (32 * 127); !(scale > 0x1p-24 && scale < 0x1p-14) { // codes and scales of sub-blocks
-				t.Errorf("the scale of row %d is %g", r, scale)
-			}
-		}
-		return nil
-	}
-	if err := d.withMatrix(quant.Q6_K, 4, 256, 1, test); err != nil {
+	trial, err := gpu.NewTrial(d, quant.Q6_K, 4, 256, 1)
+	if err != nil {
 		t.Fatal(err)
+	}
+	defer trial.Close()
+	for r := range 4 {
+		most := float32(0)
+		for _, v := range trial.Values[r*256:][:256] {
+			most = max(most, v, -v)
+		}
+		if scale := most / (32 * 127); !(scale > 0x1p-24 && scale < 0x1p-14) { // codes and scales of sub-blocks
+			t.Errorf("the scale of row %d is %g", r, scale)
+		}
 	}
 }
 

@@ -3,6 +3,8 @@
 package vulkan
 
 import (
+	"encoding/binary"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"testing"
@@ -21,31 +23,30 @@ func TestMatrices(t *testing.T) {
 	}
 	const rows, cols, tokens = 300, 1024, 70
 	for _, typ := range []quant.Type{quant.Q4_K, quant.Q5_K, quant.Q6_K, quant.Q2_K, quant.Q3_K} {
-		b := newBench(d, uint64(typ))
+		random := rand.New(rand.NewPCG(uint64(typ), 2))
 		raw := make([]byte, rows*typ.RowBytes(cols))
 		for i := range raw { // codes and scales of all sizes
-			raw[i] = byte(b.rand.Uint32())
+			raw[i] = byte(random.Uint32())
 		}
 		tame(typ, raw)
-		l, err := gpu.LayoutOf(typ, rows, cols, 1, len(raw))
+		b, err := gpu.NewTrialOf(d, typ, raw, rows, cols, tokens)
 		if err != nil {
 			t.Fatal(err)
 		}
-		in, w := b.put(bytesOf(b.normal(tokens*cols))), b.put(l.Pack(raw))
-		want := b.products(in, w, l, tokens, false)
+		want := b.Product(tokens, false)
 		sizes := []int{7, 16}
 		if typ == quant.Q4_K {
 			sizes = []int{8, 9, 17, tokens}
 		}
 		for _, n := range sizes {
-			if got := b.products(in, w, l, n, true); !sameBits(got, want[:len(got)]) {
+			if got := b.Product(n, true); !gpu.SameBits(got, want[:len(got)]) {
 				t.Errorf("%s: %d rows by matrices are not the bits that bytes give", typ, n)
 			}
 		}
-		if b.err != nil {
-			t.Fatal(b.err)
+		if b.Err != nil {
+			t.Fatal(b.Err)
 		}
-		b.close()
+		b.Close()
 	}
 }
 
@@ -72,7 +73,9 @@ func TestKhronos(t *testing.T) {
 	}
 	count := func(code []byte, op uint32) (n int) {
 		w := make([]uint32, len(code)/4)
-		copy(bytesOf(w), code)
+		for i := range w {
+			w[i] = binary.LittleEndian.Uint32(code[4*i:])
+		}
 		for i := 5; i < len(w); i += int(w[i] >> 16) {
 			if w[i]&0xffff == op {
 				n++

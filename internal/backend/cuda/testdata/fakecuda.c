@@ -18,7 +18,7 @@ static int wrong(const char* what) { // whether $FAKE_CUDA names it, by whole wo
   return 0;
 }
 
-static int started, capturing;
+static int started, capturing, hangs; // hangs: since a kernel was launched that does not end
 struct context { int memory, failed; char stream; }; // memory: allocations, which go with it
 static __thread struct context* current;
 struct graph { int launches; };
@@ -35,6 +35,7 @@ const char* fake_log(void) { return record; }
 int fake_live(void) { return live; }
 int fake_compiled(void) { return compiled; }
 int fake_together(void) { return together; }
+int fake_recover(void) { return hangs = 0; }
 static void note(const char* s) {
   pthread_mutex_lock(&lock);
   strncat(record, s, sizeof record - strlen(record) - 1);
@@ -107,11 +108,22 @@ int cuMemsetD8Async(u64 d, unsigned char v, size_t n, void* st) { CHECK(stream_o
     return current->failed; }
 int cuStreamCreate(void** s, unsigned flags) { CHECK(flags == 1); *s = &current->stream; live++; return 0; }
 int cuStreamDestroy_v2(void* s) { CHECK(stream_ok(s)); live--; return 0; }
-int cuStreamSynchronize(void* s) { CHECK(stream_ok(s) && !capturing); return current->failed; }
+int cuStreamQuery(void* s) {
+  static int asked;
+  CHECK(stream_ok(s) && !capturing);
+  if (hangs || ++asked % 3) return 600; // not ready
+  return current->failed;
+}
 int cuEventCreate(void** e, unsigned flags) { CHECK(flags == 2); *e = malloc(1); live++; return 0; }
 int cuEventDestroy_v2(void* e) { free(e); live--; return 0; }
 int cuEventRecord(void* e, void* s) { CHECK(e && stream_ok(s)); note("event\n"); return 0; }
-int cuEventSynchronize(void* e) { CHECK(e); note("wait for event\n"); return 0; }
+int cuEventQuery(void* e) {
+  static int asked;
+  CHECK(e);
+  if (hangs || ++asked % 3) return 600; // not ready
+  note("wait for event\n");
+  return 0;
+}
 int cuEventElapsedTime(float* ms, void* a, void* b) { CHECK(a); CHECK(b); *ms = 1; return 0; }
 int cuModuleLoadDataEx(void** m, const char* text, unsigned n, const int* options, void** values) {
   CHECK(n == 2 && options[0] == 5 && options[1] == 6 && (size_t)values[1] > 100);
@@ -156,6 +168,7 @@ int cuLaunchKernelEx(const struct config* c, struct function* f, void** params, 
   note(line);
   if (capture) capture->launches++;
   if (wrong("fault") && !capturing) current->failed = 700;
+  if (wrong("hang")) hangs = 1;
   return 0;
 }
 int cuStreamBeginCapture_v2(void* s, int mode) { CHECK(stream_ok(s) && mode == 2 && !capturing); capturing = 1;
