@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -139,10 +140,28 @@ func TestLevels(t *testing.T) {
 	for _, l := range all {
 		func() {
 			defer Set(l)()
-			if Current() != min(l, Best()) {
-				t.Errorf("set to %v, got %v of at most %v", l, Current(), Best())
+			if got := Current(); slices.Contains(have, l) && got != l || got > l || !slices.Contains(have, got) {
+				t.Errorf("set to %v, got %v of %v", l, got, have)
 			}
 		}()
+		if f := l.Floats(); f > l || f.Floats() != f || (f == Generic) != (l == Generic) {
+			t.Errorf("%v has the float kernels of %v", l, f)
+		}
+	}
+}
+
+// TestLevelsWithGaps: a level that a CPU lacks is replaced by the next lower one that it has.
+func TestLevelsWithGaps(t *testing.T) {
+	defer func(have []Level) { available = have }(available)
+	available = []Level{Generic, AVX2, AVX512} // as Cascade Lake and Zen 4
+	for _, c := range []struct{ ask, want Level }{{Generic, Generic}, {AVX2, AVX2}, {AVXVNNI, AVX2}, {AVX512, AVX512},
+		{numLevels, AVX512}} {
+		if got := highest(c.ask); got != c.want {
+			t.Errorf("at most %d gives %v, want %v", c.ask, got, c.want)
+		}
+	}
+	if Best() != AVX512 {
+		t.Errorf("best is %v", Best())
 	}
 }
 
