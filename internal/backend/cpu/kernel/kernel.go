@@ -1,6 +1,6 @@
 // Package kernel decides which CPU instruction set the kernels below it use.
 //
-// The level is found once from the CPU's features. STROBE_CPU=generic|avx2|avxvnni|avx512, on ARM
+// The level is found once from the CPU's features. STROBE_CPU=generic|avx2|avxvnni|avx512|amx, on ARM
 // generic|neon|dotprod|i8mm, lowers it (never raises it), and tests switch it with Set. Every kernel package
 // (qmat, vec) reads Current when an operation starts; results are bit-identical
 // for any batch within one level, and may differ between levels.
@@ -24,6 +24,7 @@ const (
 	AVX2                 // AVX2, FMA and F16C
 	AVXVNNI              // and VPDPBUSD of 256 bits: Alder Lake, Sierra Forest, Zen 5
 	AVX512               // AVX-512 F, BW, DQ, VL and VNNI; not all of these CPUs have AVX-VNNI
+	AMX                  // AVX-512 and tiles of bytes: Sapphire Rapids
 	NEON                 // what every arm64 CPU has
 	DotProd              // NEON and SDOT: Apple M1, Cortex-A76, Neoverse N1
 	I8MM                 // and SMMLA: Apple M2, Cortex-A710, Neoverse V1
@@ -33,7 +34,7 @@ const (
 
 // String returns the name STROBE_CPU uses.
 func (l Level) String() string {
-	return [numLevels]string{"generic", "avx2", "avxvnni", "avx512", "neon", "dotprod", "i8mm"}[l]
+	return [numLevels]string{"generic", "avx2", "avxvnni", "avx512", "amx", "neon", "dotprod", "i8mm"}[l]
 }
 
 // Floats returns the level whose kernels for float32 l uses: what it has beyond that multiplies integers.
@@ -41,6 +42,8 @@ func (l Level) Floats() Level {
 	switch l {
 	case AVXVNNI:
 		return AVX2
+	case AMX:
+		return AVX512
 	case DotProd, I8MM:
 		return NEON
 	}
@@ -92,9 +95,8 @@ func Best() Level { return available[len(available)-1] }
 // Available lists the levels this CPU supports, lowest first.
 func Available() []Level { return slices.Clone(available) }
 
-// Set changes the level, to the highest that this CPU supports and that is at most l, and returns a function that undoes
-// it.
-// It is for tests; no operation may be running.
+// Set changes the level, to the highest that this CPU supports and that is at most l. The function it returns undoes
+// that. It is for tests; no operation may be running.
 func Set(l Level) (restore func()) {
 	old := current.Swap(int32(highest(l)))
 	return func() { current.Store(old) }

@@ -160,6 +160,7 @@ type Scratch struct {
 	acc    []float32 // [column][row] of the pair at work
 	tail   []byte    // the last rows, padded to a panel
 	zero   [pair]float32
+	amx    amxScratch
 }
 
 // NewScratch returns working memory that grows as needed.
@@ -175,6 +176,9 @@ func plan(bytes, panels, tiles int) (decode, tile int) {
 func (m *Matrix) mulAsm(f *format, y []float32, ys int, x *Acts, r0, r1, ahead int, s *Scratch) bool {
 	if kernel.Current() < kernel.AVX512 {
 		m.mulAVX2(f, y, ys, x, r0, r1, ahead, s)
+		return true
+	}
+	if m.mulAMX(f, y, ys, x, r0, r1, ahead, s) {
 		return true
 	}
 	k := &noKernels
