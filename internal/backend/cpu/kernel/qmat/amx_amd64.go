@@ -161,7 +161,9 @@ func (m *Matrix) amxPair(f *format, fn func(*byte), y []float32, ys int, x *Acts
 	// each.
 	bytes := np * Panel * bb
 	pfTile := min(64, bytes/(4*n))
-	clear(a.acc[:tiles*amxSums])
+	for t := range tiles {
+		clear(a.acc[t*amxSums:][:tile*4*pair])
+	}
 	a.job = amxJob{w: uintptr(unsafe.Pointer(w)), stride: stride, step: step, pair: (np - 1) * Panel * stride,
 		blocks: x.blocks, x: uintptr(unsafe.Pointer(&x.tiled.data[c0/tile*amxTile])), skip: (x.tiles() - tiles) * amxTile,
 		n: n, tile: tile, quarter: (tile + 3) / 4, acc: uintptr(unsafe.Pointer(&a.acc[0])),
@@ -169,8 +171,16 @@ func (m *Matrix) amxPair(f *format, fn func(*byte), y []float32, ys int, x *Acts
 	fn((*byte)(unsafe.Pointer(&a.job)))
 	runtime.KeepAlive(w)
 	runtime.KeepAlive(x)
-	for c := range n {
-		sums := a.acc[c/tile*amxSums+c%tile*4*pair:]
-		copy(y[c*ys+r0:c*ys+r1], unsafe.Slice((*float32)(unsafe.Pointer(&sums[0])), pair))
+	for t := range tiles {
+		sums := a.acc[t*amxSums:]
+		for c := t * tile; c < min((t+1)*tile, n); c++ {
+			from := (*[pair]float32)(unsafe.Pointer(&sums[0]))
+			if to := y[c*ys+r0:]; r1-r0 == pair {
+				*(*[pair]float32)(to) = *from // short rows have little work per column; a call of copy would show
+			} else {
+				copy(to[:r1-r0], from[:])
+			}
+			sums = sums[4*pair:]
+		}
 	}
 }
