@@ -17,5 +17,8 @@ func readAVX2(p *byte, n int)
 // dotAVX512 runs n turns of 24 independent VPDPBUSD: 24*64 products of bytes each.
 func dotAVX512(n int)
 
+// dotAVXVNNI runs n turns of 12 independent VPDPBUSD of 256 bits: 12*32 products of bytes each.
+func dotAVXVNNI(n int)
+
 // dotAVX2 runs n turns of 8 times VPMADDUBSW, VPMADDWD and VPADDD: 8*32 products of bytes each.
 func dotAVX2(n int)

@@ -3,7 +3,11 @@
 package main
 
 import (
+	"encoding/binary"
+	"fmt"
+
 	. "github.com/mmcloughlin/avo/build"
+	"github.com/mmcloughlin/avo/ir"
 	. "github.com/mmcloughlin/avo/operand"
 	. "github.com/mmcloughlin/avo/reg"
 )
@@ -16,6 +20,7 @@ func main() {
 	read("AVX512", ZMM, 64, func(m Mem, v VecVirtual) { VPORD(m, v, v) })
 	read("AVX2", YMM, 32, func(m Mem, v VecVirtual) { VPOR(m, v, v) })
 	dot512()
+	dotVNNI()
 	dot2()
 	Generate()
 }
@@ -55,6 +60,27 @@ func dot512() {
 	}
 	DECQ(n)
 	JNZ(LabelRef("dot512"))
+	VZEROUPPER()
+	RET()
+}
+
+// dotVNNI is the same with 32 pairs of bytes, as AVX-VNNI encodes it: the assembler lacks that.
+func dotVNNI() {
+	TEXT("dotAVXVNNI", NOSPLIT, "func(n int)")
+	Doc("dotAVXVNNI runs n turns of 12 independent VPDPBUSD of 256 bits: 12*32 products of bytes each.")
+	n := Load(Param("n"), GP64())
+	for _, y := range []VecPhysical{Y0, Y1, Y2, Y3, Y4, Y5, Y6, Y7, Y8, Y9, Y10, Y11, Y12, Y13} {
+		VPXOR(y, y, y)
+	}
+	Label("dotVNNI")
+	for acc := range byte(12) {
+		enc := []byte{0xc4, 0x42 | (^acc >> 3 & 1 << 7), 0x15, 0x50, 0xc4 | acc&7<<3} // VPDPBUSD Y12, Y13, acc
+		Comment(fmt.Sprintf("VPDPBUSD Y12, Y13, Y%d", acc))
+		Instruction(&ir.Instruction{Opcode: "LONG", Operands: []Op{U32(binary.LittleEndian.Uint32(enc))}})
+		Instruction(&ir.Instruction{Opcode: "BYTE", Operands: []Op{U8(enc[4])}})
+	}
+	DECQ(n)
+	JNZ(LabelRef("dotVNNI"))
 	VZEROUPPER()
 	RET()
 }

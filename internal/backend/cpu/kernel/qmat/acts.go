@@ -125,12 +125,14 @@ func quantizeBlock(out *record, v *[blockLen]float32) {
 type Acts struct {
 	n, k, blocks int
 	data         []record // [blocks][n]
+	tiled        amxActs  // the same for tiles, where products will use them
 }
 
 // Reset makes room for n columns of k values. What was there is lost.
 func (a *Acts) Reset(n, k int) {
 	a.n, a.k, a.blocks = n, k, (k+blockLen-1)/blockLen
 	a.data = grow(a.data, n*a.blocks)
+	a.resetTiles()
 }
 
 // N returns the number of columns.
@@ -159,6 +161,9 @@ func (a *Acts) Pack(q *Rows, cols []int32, b0, b1 int) {
 		for b := b0; b < b1; b++ {
 			a.data[b*n+c] = src[b]
 		}
+	}
+	for b := b0; b < b1; b++ {
+		a.packTiles(b)
 	}
 }
 

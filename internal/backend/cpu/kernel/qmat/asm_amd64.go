@@ -5,8 +5,6 @@ package qmat
 import (
 	"unsafe"
 
-	"golang.org/x/sys/cpu"
-
 	"strobe/internal/backend/cpu/kernel"
 	"strobe/internal/quant"
 )
@@ -100,7 +98,7 @@ func init() {
 
 // weavePieces weaves the first n times 16 bytes of 16 rows.
 func weavePieces(dst, src []byte, stride, n int) bool {
-	if kernel.Best() != kernel.AVX512 {
+	if kernel.Best() < kernel.AVX512 {
 		return false
 	}
 	_, _ = dst[:256*n], src[:15*stride+16*n]
@@ -108,7 +106,7 @@ func weavePieces(dst, src []byte, stride, n int) bool {
 	return true
 }
 
-func weavable(t quant.Type) bool { return woven512[t] != nil && kernel.Best() == kernel.AVX512 }
+func weavable(t quant.Type) bool { return woven512[t] != nil && kernel.Best() >= kernel.AVX512 }
 
 // kernels2 is the same for AVX2. One kernel serves any number of columns.
 type kernels2 struct {
@@ -149,9 +147,6 @@ var kernelsAVX2 = [...]kernels2{
 	quant.NVFP4:   {decode2NVFP4, micro2Off16u6, micro2vOff16u6},
 }
 
-// hasVNNI says whether the CPU has AVX-VNNI: many that have no AVX-512 do. Tests clear it.
-var hasVNNI = cpu.X86.HasAVXVNNI
-
 var micro512 = [4][maxTile]microFunc{
 	off32: {microOff32x1, microOff32x2, microOff32x3, microOff32x4},
 	min32: {microMin32x1, microMin32x2, microMin32x3, microMin32x4},
@@ -165,6 +160,7 @@ type Scratch struct {
 	acc    []float32 // [column][row] of the pair at work
 	tail   []byte    // the last rows, padded to a panel
 	zero   [pair]float32
+	amx    amxScratch
 }
 
 // NewScratch returns working memory that grows as needed.
@@ -178,8 +174,11 @@ func plan(bytes, panels, tiles int) (decode, tile int) {
 }
 
 func (m *Matrix) mulAsm(f *format, y []float32, ys int, x *Acts, r0, r1, ahead int, s *Scratch) bool {
-	if kernel.Current() != kernel.AVX512 {
+	if kernel.Current() < kernel.AVX512 {
 		m.mulAVX2(f, y, ys, x, r0, r1, ahead, s)
+		return true
+	}
+	if m.mulAMX(f, y, ys, x, r0, r1, ahead, s) {
 		return true
 	}
 	k := &noKernels
@@ -203,7 +202,7 @@ func (m *Matrix) mulAsm(f *format, y []float32, ys int, x *Acts, r0, r1, ahead i
 // matrix does not have are zero.
 func (m *Matrix) rows(r, n, ahead, stride int, s *Scratch) (w *byte, next uintptr) {
 	data := m.Data
-	if m.Woven != nil && kernel.Current() == kernel.AVX512 {
+	if m.Woven != nil && kernel.Current() >= kernel.AVX512 {
 		data = m.Woven
 	}
 	next = uintptr(unsafe.Pointer(&data[r*stride]))
@@ -310,7 +309,7 @@ func (m *Matrix) mulAVX2(f *format, y []float32, ys int, x *Acts, r0, r1, ahead 
 		k = &kernelsAVX2[m.Type]
 	}
 	micro := k.micro
-	if hasVNNI {
+	if kernel.Current() >= kernel.AVXVNNI {
 		micro = k.vnni
 	}
 	stride := m.K / f.len * f.bytes
@@ -393,7 +392,7 @@ func (f *format) panel(p []byte, w *byte, stride, values int, off byte) {
 // quantizeBlocks rounds len(out) blocks of v.
 func quantizeBlocks(out []record, v []float32) {
 	quantize := quantize2
-	if kernel.Current() == kernel.AVX512 {
+	if kernel.Current() >= kernel.AVX512 {
 		quantize = quantize512
 	}
 	for b := 0; b < len(out); b++ {

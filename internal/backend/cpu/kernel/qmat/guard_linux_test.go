@@ -34,7 +34,7 @@ func TestGuard(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				for _, n := range []int{1, 2, 3, 4, 6, 9} {
+				for _, n := range []int{1, 2, 3, 4, 6, 9, 17} {
 					x := gauss(n*k, rng)
 					want := make([]float32, n*rows)
 					m.mulGeneric(formatOf(typ), want, rows, pack(x, n, k), 0, rows)

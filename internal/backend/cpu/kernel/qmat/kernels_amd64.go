@@ -179,6 +179,13 @@ func fusedQ4Kx5(p *byte, w *byte, stride int, blocks int, last int, x *byte, xSt
 //go:noescape
 func fusedQ4Kx6(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
+// amxQ4K multiplies 32 rows by the columns of the job. It configures the tiles and releases them: between two calls a goroutine may
+// move to another thread. Needs AVX-512 F and BW, and AMX-INT8.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func amxQ4K(j *byte)
+
 // decodeQ4KWoven unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks is not used.
 // Needs AVX-512 F and BW.
 // Reference: format.block in format.go.
@@ -242,6 +249,13 @@ func fusedQ4KWovenx7(p *byte, w *byte, stride int, blocks int, last int, x *byte
 //go:noescape
 func fusedQ4KWovenx8(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
+// amxQ4KWoven multiplies 32 rows by the columns of the job. It configures the tiles and releases them: between two calls a goroutine may
+// move to another thread. Needs AVX-512 F and BW, and AMX-INT8.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func amxQ4KWoven(j *byte)
+
 // decodeQ5K unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks is not used.
 // Needs AVX-512 F and BW.
 // Reference: format.block in format.go.
@@ -276,6 +290,13 @@ func fusedQ5Kx3(p *byte, w *byte, stride int, blocks int, last int, x *byte, xSt
 //
 //go:noescape
 func fusedQ5Kx4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// amxQ5K multiplies 32 rows by the columns of the job. It configures the tiles and releases them: between two calls a goroutine may
+// move to another thread. Needs AVX-512 F and BW, and AMX-INT8.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func amxQ5K(j *byte)
 
 // decodeQ6K unpacks 256 values of 16 rows into a panel and prefetches 60 lines, pfStep bytes apart, from pf on. chunks is not used.
 // Needs AVX-512 F and BW.
@@ -424,6 +445,13 @@ func fusedQ80x5(p *byte, w *byte, stride int, blocks int, last int, x *byte, xSt
 //go:noescape
 func fusedQ80x6(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
+// amxQ80 multiplies 32 rows by the columns of the job. It configures the tiles and releases them: between two calls a goroutine may
+// move to another thread. Needs AVX-512 F and BW, and AMX-INT8.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func amxQ80(j *byte)
+
 // decodeQ40 unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks counts 32 values.
 // Needs AVX-512 F and BW.
 // Reference: format.block in format.go.
@@ -458,6 +486,13 @@ func fusedQ40x3(p *byte, w *byte, stride int, blocks int, last int, x *byte, xSt
 //
 //go:noescape
 func fusedQ40x4(p *byte, w *byte, stride int, blocks int, last int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// amxQ40 multiplies 32 rows by the columns of the job. It configures the tiles and releases them: between two calls a goroutine may
+// move to another thread. Needs AVX-512 F and BW, and AMX-INT8.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func amxQ40(j *byte)
 
 // decodeQ50 unpacks 256 values of 16 rows into a panel and prefetches 64 lines, pfStep bytes apart, from pf on. chunks counts 32 values.
 // Needs AVX-512 F and BW.

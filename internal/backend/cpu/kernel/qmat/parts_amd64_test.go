@@ -14,20 +14,6 @@ import (
 	"strobe/internal/quant"
 )
 
-func init() {
-	if !hasVNNI || kernel.Best() < kernel.AVX2 {
-		return
-	}
-	variants["avx2 without vnni"] = func() func() {
-		restore := kernel.Set(kernel.AVX2)
-		hasVNNI = false
-		return func() {
-			hasVNNI = true
-			restore()
-		}
-	}
-}
-
 // TestWithoutKernels: types that no kernel knows yet are decoded in Go, with the same bits at all levels.
 func TestWithoutKernels(t *testing.T) {
 	defer func(k [len(kernels512)]kernels, k2 [len(kernelsAVX2)]kernels2) {
@@ -133,7 +119,7 @@ func BenchmarkParts(b *testing.B) {
 			b.Run(fmt.Sprintf("micro2/%v/%d", typ, n), func(b *testing.B) {
 				quiet(b, n*16*256, func() { k.micro(&s.panels[0], xp, n, &y[0], 64, formats[t].kind.iters(256)) })
 			})
-			if !hasVNNI {
+			if !slices.Contains(kernel.Available(), kernel.AVXVNNI) {
 				continue
 			}
 			b.Run(fmt.Sprintf("vnni/%v/%d", typ, n), func(b *testing.B) {

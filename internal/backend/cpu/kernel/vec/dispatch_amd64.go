@@ -28,7 +28,7 @@ var tables = [...]table{
 
 func storeF16(dst []byte, src []float32) {
 	n := 0
-	switch l := kernel.Current(); {
+	switch l := kernel.Current().Floats(); {
 	case l == kernel.AVX512 && len(src) >= 16:
 		n = len(src) &^ 15
 		storeF16AVX512(&dst[0], p(src), n)
@@ -41,7 +41,7 @@ func storeF16(dst []byte, src []float32) {
 
 func loadF16(dst []float32, src []byte) {
 	n := 0
-	switch l := kernel.Current(); {
+	switch l := kernel.Current().Floats(); {
 	case l == kernel.AVX512 && len(dst) > 0:
 		n = len(dst)
 		loadF16AVX512(p(dst), &src[0], n)
@@ -54,7 +54,7 @@ func loadF16(dst []float32, src []byte) {
 
 func loadBF16(dst []float32, src []byte) {
 	n := 0
-	switch l := kernel.Current(); {
+	switch l := kernel.Current().Floats(); {
 	case l == kernel.AVX512 && len(dst) > 0:
 		n = len(dst)
 		loadBF16AVX512(p(dst), &src[0], n)
@@ -84,7 +84,7 @@ func conv4(l kernel.Level, dst, w *float32, t *[4]*float32, n int) {
 func deltaChain(toks []deltaToken, src, dst []float32, v, w int, last bool) {
 	if dk := len(toks[0].k); w == deltaLanes && dk%4 == 0 {
 		t := (*byte)(unsafe.Pointer(&toks[0]))
-		switch kernel.Current() {
+		switch kernel.Current().Floats() {
 		case kernel.AVX512:
 			deltaChainAVX512(t, len(toks), &src[0], &dst[0], dk, 4*v, last)
 			return

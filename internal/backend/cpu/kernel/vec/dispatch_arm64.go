@@ -8,7 +8,7 @@ import (
 	"strobe/internal/backend/cpu/kernel"
 )
 
-// neon is what every arm64 CPU has; dot products of integers help nothing here.
+// neon is what every arm64 CPU has.
 var neon = table{
 	axpyNEON, addNEON, scaleNEON, scaleMulNEON, sigmoidNEON, siluNEON, siluMulNEON, geluMulNEON, sigmoidMulNEON,
 	softcapNEON, sumSquaresNEON, dotNEON, maximumNEON, indexOfNEON, expSumNEON, weightSumNEON, rotateNEON,
@@ -16,13 +16,13 @@ var neon = table{
 }
 
 // tables has the functions of each instruction set.
-var tables = [...]table{kernel.Generic: generic, kernel.NEON: neon, kernel.DotProd: neon, kernel.I8MM: neon}
+var tables = [...]table{kernel.Generic: generic, kernel.NEON: neon}
 
 // Conversions are exact or correctly rounded, so tails may take the Go version.
 
 func storeF16(dst []byte, src []float32) {
 	n := 0
-	if kernel.Current() != kernel.Generic && len(src) >= 8 {
+	if kernel.Current().Floats() != kernel.Generic && len(src) >= 8 {
 		n = len(src) &^ 7
 		storeF16NEON(&dst[0], p(src), n)
 	}
@@ -31,7 +31,7 @@ func storeF16(dst []byte, src []float32) {
 
 func loadF16(dst []float32, src []byte) {
 	n := 0
-	if kernel.Current() != kernel.Generic && len(dst) >= 8 {
+	if kernel.Current().Floats() != kernel.Generic && len(dst) >= 8 {
 		n = len(dst) &^ 7
 		loadF16NEON(p(dst), &src[0], n)
 	}
@@ -40,7 +40,7 @@ func loadF16(dst []float32, src []byte) {
 
 func loadBF16(dst []float32, src []byte) {
 	n := 0
-	if kernel.Current() != kernel.Generic && len(dst) >= 8 {
+	if kernel.Current().Floats() != kernel.Generic && len(dst) >= 8 {
 		n = len(dst) &^ 7
 		loadBF16NEON(p(dst), &src[0], n)
 	}
@@ -55,7 +55,7 @@ func conv4(_ kernel.Level, dst, w *float32, t *[4]*float32, n int) {
 }
 
 func deltaChain(toks []deltaToken, src, dst []float32, v, w int, last bool) {
-	if dk := len(toks[0].k); kernel.Current() != kernel.Generic && w == deltaLanes && dk%4 == 0 {
+	if dk := len(toks[0].k); kernel.Current().Floats() != kernel.Generic && w == deltaLanes && dk%4 == 0 {
 		const half = deltaLanes / 2
 		t := (*byte)(unsafe.Pointer(&toks[0]))
 		deltaChainNEON(t, len(toks), &src[0], &dst[0], dk, 4*v, last)

@@ -11,7 +11,7 @@ import (
 func p(x []float32) *float32 { return &x[0] }
 
 func convSilu(dst []float32, w []float32, taps [][]float32, c0 int) {
-	l := kernel.Current()
+	l := kernel.Current().Floats()
 	if l == kernel.Generic {
 		convSiluGeneric(dst, w, taps, c0)
 		return
@@ -62,7 +62,7 @@ func convSilu(dst []float32, w []float32, taps [][]float32, c0 int) {
 
 func matRows(y []float32, ys int, typ quant.Type, w []byte, stride, k int, x []float32, xs, n, rows int,
 	alpha float32) {
-	l := kernel.Current()
+	l := kernel.Current().Floats()
 	if l == kernel.Generic || k == 0 {
 		matRowsGeneric(y, ys, typ, w, stride, k, x, xs, n, rows, alpha)
 		return
@@ -71,7 +71,7 @@ func matRows(y []float32, ys int, typ quant.Type, w []byte, stride, k int, x []f
 }
 
 func accumRows(out []float32, os int, p []float32, ps, nq, headDim int, typ quant.Type, data []byte, stride, n int) {
-	l := kernel.Current()
+	l := kernel.Current().Floats()
 	if l == kernel.Generic || headDim == 0 {
 		accumRowsGeneric(out, os, p, ps, nq, headDim, typ, data, stride, n)
 		return

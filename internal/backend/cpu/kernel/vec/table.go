@@ -48,4 +48,4 @@ var generic = table{
 }
 
 // ops is the table in use.
-func ops() *table { return &tables[kernel.Current()] }
+func ops() *table { return &tables[kernel.Current().Floats()] }

@@ -24,6 +24,7 @@ type format struct {
 	ticks  int // calls of tick per call of emit
 	unroll bool
 	woven  bool     // rows are woven
+	tiles  bool     // there is a kernel for tiles
 	bytes3 bool     // header wants byte0
 	roomy  int      // fused kernels with up to as many columns have registers to spare
 	fused  int      // fused kernels exist for 1 to fused columns
@@ -185,11 +186,15 @@ func tableData(t *[16]byte) Mem {
 type panelSink struct {
 	k      kind
 	pq, ps Register
+	off    VecVirtual // subtracted from every code, or nil
 }
 
 func (s *panelSink) begin(sub int) {}
 func (s *panelSink) end(sub int)   {}
 func (s *panelSink) vec(sub, g int, v VecVirtual) {
+	if s.off != nil {
+		VPSUBB(s.off, v, v)
+	}
 	VMOVDQU64(v, mem(s.pq, (sub*s.k.sub/4+g)*64))
 }
 func (s *panelSink) scale(sub int, v VecVirtual) { VMOVUPS(v, mem(s.ps, 64*sub)) }

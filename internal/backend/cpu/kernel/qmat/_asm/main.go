@@ -59,6 +59,9 @@ func main() {
 		for nc := 1; nc <= f.fused; nc++ {
 			fused512(f, nc)
 		}
+		if f.tiles {
+			amx(f)
+		}
 	}
 	weave512()
 	for _, f := range forms {
