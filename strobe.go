@@ -58,7 +58,7 @@ type (
 	Tool = json.RawMessage
 )
 
-// Who drafts, for Drafting.Draft: one of these, or the name of a source ("dflash", "mtp", "ngram").
+// Who drafts, for Drafting.Draft: one of these, or the name of a source ("dflash", "eagle3", "mtp", "ngram").
 const (
 	DraftAuto = speculate.Auto // whatever pays
 	DraftOff  = speculate.Off

@@ -64,6 +64,8 @@ func newRace(m *engine.Model, opt *demoOptions, text string, raw bool) (*race, e
 	switch {
 	case m.Drafter != nil:
 		name = "DFlash"
+	case m.Eagle != nil:
+		name = "EAGLE-3"
 	case m.MTP != nil:
 		name = "MTP"
 	}

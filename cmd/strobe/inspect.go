@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"strobe/internal/draft/dflash"
+	"strobe/internal/draft/eagle3"
 	"strobe/internal/gguf"
 	"strobe/internal/termtext"
 )
@@ -129,7 +130,11 @@ func (r *report) print(w io.Writer) error {
 	if m.Experts > 0 {
 		row("experts", "%d, of which %d are used", m.Experts, m.ExpertsUsed)
 	}
-	if d := r.Drafter; d != nil {
+	switch d := r.Drafter; {
+	case d == nil:
+	case d.Kind == eagle3.Arch:
+		row("drafter", "EAGLE-3, reads the output of target layers %s", joinInts(d.Layers))
+	default:
 		head := ""
 		if d.Head != "" {
 			head = " and " + d.Head

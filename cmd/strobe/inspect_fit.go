@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"strobe/internal/draft/dflash"
+	"strobe/internal/draft/eagle3"
 	"strobe/internal/draft/mtp"
 	"strobe/internal/engine"
 	"strobe/internal/gguf"
@@ -32,6 +33,9 @@ func (r *report) readDrafter(f *gguf.File) {
 	if mtp.Supported(f) {
 		r.note("a layer for multi-token prediction without its model: give it with -d beside the model")
 		return
+	}
+	if eagle3.Supported(f) {
+		r.readEagle3(f)
 	}
 	if !dflash.Supported(f) {
 		return
@@ -63,6 +67,30 @@ func (r *report) readDrafter(f *gguf.File) {
 	}
 }
 
+// readEagle3 says what an EAGLE-3 drafter needs.
+func (r *report) readEagle3(f *gguf.File) {
+	of, err := eagle3.Describe(f)
+	if err != nil {
+		r.fail("%v", err)
+		return
+	}
+	r.Drafter = &drafterInfo{Kind: eagle3.Arch, Dialect: eagle3.Arch, Features: of.Features}
+	for _, id := range of.Layers { // by input
+		r.Drafter.Layers = append(r.Drafter.Layers, id-1)
+	}
+	switch n := len(of.Layers); {
+	case of.Features == 0:
+		r.fail("a drafter without fc.weight")
+	case of.Width > 0 && of.Features != n*of.Width:
+		r.fail("fc.weight takes %d features, but %d layers of width %d give %d", of.Features, n, of.Width, n*of.Width)
+	default:
+		r.ok("fc.weight takes the features of %d target layers", n)
+	}
+	if of.Outputs > 0 {
+		r.note("it guesses %d of its target's tokens", of.Outputs)
+	}
+}
+
 // checkTarget checks whether the drafter f fits the model t.
 func (r *report) checkTarget(f, t *gguf.File) {
 	tk := archKeys{t, t.Arch()}
@@ -77,7 +105,7 @@ func (r *report) checkTarget(f, t *gguf.File) {
 	if strings.HasSuffix(f.Arch(), "-assistant") {
 		r.checkAssistant(f, t, width)
 	}
-	if mtp.Supported(f) {
+	if mtp.Supported(f) || eagle3.Supported(f) {
 		if err := engine.CheckDrafter(f, t); err != nil {
 			r.fail("the drafter does not load beside the target: %v", err)
 		} else {

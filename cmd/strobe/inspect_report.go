@@ -10,6 +10,7 @@ import (
 
 	"strobe/internal/chat"
 	"strobe/internal/draft/dflash"
+	"strobe/internal/draft/eagle3"
 	"strobe/internal/draft/mtp"
 	"strobe/internal/engine"
 	"strobe/internal/gguf"
@@ -374,7 +375,7 @@ func (r *report) checkNorms(f *gguf.File) {
 
 // checkLoads makes of a file what run and serve make of it, so that they all say the same.
 func (r *report) checkLoads(f *gguf.File) {
-	if len(f.Tensors()) == 0 || mtp.Supported(f) || dflash.Supported(f) {
+	if len(f.Tensors()) == 0 || mtp.Supported(f) || dflash.Supported(f) || eagle3.Supported(f) {
 		return
 	}
 	if why := model.WhyNot(f); why != "" {

@@ -165,7 +165,7 @@ func describeDrafter(m *engine.Model, d engine.Drafter) *DrafterInfo {
 	switch {
 	case d == engine.Drafter(m.Drafter):
 		info.Block = m.Drafter.Block()
-	case m.Drafter != nil || m.DrafterPath == "":
+	case d == engine.Drafter(m.MTP) && (m.Drafter != nil || m.Eagle != nil || m.DrafterPath == ""):
 		info.Path = m.Path // its block is part of the model
 	}
 	return info

@@ -114,7 +114,7 @@ func Stress(ctx context.Context, m *engine.Model, c StressConfig) (*StressReport
 	if chain.Fixed {
 		runs = append(runs, stressMode{"chain", chain, sample.Params{}})
 	}
-	if m.Drafter != nil {
+	if m.Drafter != nil || m.Eagle != nil {
 		runs = append(runs, stressMode{"tree", speculate.Options{Draft: drafter, Fixed: true, Tree: tree}, sample.Params{}})
 	}
 	runs = append(runs, stressMode{"sampled", chain, drawn})

@@ -172,11 +172,12 @@ func (s *sight) pass(segs []Segment, paths [][]int32) {
 	}
 }
 
-// steps runs rows of sequences one after the other, the longest first, or only looks at what they remember.
+// steps runs rows of sequences one after the other, the longest first, or only looks at what they remember. Of trees it
+// keeps the path to the last row.
 func (s *sight) steps(segs []Segment, looks bool) {
 	t := s.t
 	t.Helper()
-	slices.SortStableFunc(segs, func(a, b Segment) int { return b.Rows - a.Rows })
+	slices.SortStableFunc(segs, func(a, b Segment) int { return int(slices.Max(depths(&b)) - slices.Max(depths(&a))) })
 	var b *Batch
 	var err error
 	if looks {
@@ -191,25 +192,36 @@ func (s *sight) steps(segs []Segment, looks bool) {
 	for i := range segs {
 		tokens[i] = s.tokens(segs[i].Rows)
 	}
-	for step := range segs[0].Rows {
+	paths := make([][]int32, len(segs))
+	deepest := slices.Max(depths(&segs[0]))
+	for step := range int(deepest) + 1 {
 		var rows []*row
 		for i, g := range segs {
-			if g.Rows <= step {
-				break
-			}
-			n := g.Seq.Len()
-			x := &row{seq: g.Seq, pos: n, looks: looks}
-			if !looks {
-				x.pos, x.token, x.inPass = n+step, tokens[i][step], tokens[i][:step+1]
-				for k := range step + 1 {
-					x.at = append(x.at, n+k)
+			for r, depth := range depths(&g) {
+				if int(depth) != step {
+					continue
 				}
+				n := g.Seq.Len()
+				x := &row{seq: g.Seq, pos: n, looks: looks}
+				paths[i] = chain(r + 1)
+				if g.Parents != nil {
+					paths[i] = nil
+					for a := int32(r); a >= 0; a = g.Parents[a] {
+						paths[i] = append([]int32{a}, paths[i]...)
+					}
+				}
+				if !looks {
+					x.pos, x.token = n+step, tokens[i][r]
+					for k, a := range paths[i] {
+						x.at, x.inPass = append(x.at, n+k), append(x.inPass, tokens[i][a])
+					}
+				}
+				if b.Pos[at] != int32(x.pos) {
+					t.Fatalf("%s: step %d is at %d, want %d", s.what, step, b.Pos[at], x.pos)
+				}
+				rows = append(rows, x)
+				at++
 			}
-			if b.Pos[at] != int32(x.pos) {
-				t.Fatalf("%s: step %d is at %d, want %d", s.what, step, b.Pos[at], x.pos)
-			}
-			rows = append(rows, x)
-			at++
 		}
 		if b.Steps[step] != len(rows) {
 			t.Fatalf("%s: step %d has %d rows, want %d", s.what, step, b.Steps[step], len(rows))
@@ -225,7 +237,7 @@ func (s *sight) steps(segs []Segment, looks bool) {
 			of[g.device]++
 		}
 	}
-	if len(b.Pos) != at || len(b.Steps) != segs[0].Rows {
+	if len(b.Pos) != at || len(b.Steps) != int(deepest)+1 {
 		t.Fatalf("%s: %d rows in %d steps", s.what, len(b.Pos), len(b.Steps))
 	}
 	if looks {
@@ -236,10 +248,12 @@ func (s *sight) steps(segs []Segment, looks bool) {
 	}
 	b.Done()
 	for i, g := range segs {
-		if err := g.Seq.CommitAll(); err != nil {
+		if err := g.Seq.Commit(paths[i]); err != nil {
 			t.Fatal(err)
 		}
-		s.want[g.Seq] = append(s.want[g.Seq], tokens[i]...)
+		for _, r := range paths[i] {
+			s.want[g.Seq] = append(s.want[g.Seq], tokens[i][r])
+		}
 	}
 }
 
@@ -305,6 +319,9 @@ func TestRowsSeeWhatTheyMay(t *testing.T) {
 				case op == 0 && name != "states":
 					for i := range segs {
 						segs[i] = Segment{Seq: segs[i].Seq, Rows: segs[i].Rows%9 + 1}
+						if r.IntN(2) == 0 {
+							segs[i].Rows, segs[i].Parents = 7, []int32{-1, 0, 0, 1, 2, 1, 4}
+						}
 					}
 					s.steps(segs, r.IntN(2) == 0)
 				default:

@@ -17,6 +17,7 @@ const (
 	gemma4
 	gemma4Assistant
 	dflash
+	eagle3
 )
 
 // arch is one supported kind of checkpoint.
@@ -41,6 +42,8 @@ var archs = []arch{
 		[]string{"Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"}},
 	{"dflash", dflash, false, []string{"DFlashDraftModel", "DFlash2DraftModel", "Qwen3DSparkModel", "DSparkDraftModel",
 		"DSparkSpeculator", gemmaDSpark}},
+	{"eagle3", eagle3, false, []string{"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator",
+		"Eagle3DraftModel"}},
 }
 
 // hybrid reports whether the model has gated delta-net layers.
@@ -50,7 +53,7 @@ func (a *arch) hybrid() bool { return a.family == qwen35 || a.family == qwen3nex
 // the model's class, 0 where that is hidden size by heads.
 func (a *arch) headDim() int {
 	switch {
-	case a.family == llama || a.name == "qwen2":
+	case a.family == llama || a.family == eagle3 || a.name == "qwen2":
 		return 0
 	case a.family == qwen3 || a.family == dflash:
 		return 128
@@ -92,8 +95,9 @@ func findArch(c config) (*arch, string, error) {
 			continue
 		}
 		for i := range archs {
-			if slices.Contains(archs[i].classes, list[0]) {
-				return &archs[i], list[0], nil
+			a := &archs[i]
+			if eagle := asEagle3(c, list[0]); slices.Contains(a.classes, list[0]) && !eagle || a.family == eagle3 && eagle {
+				return a, list[0], nil
 			}
 		}
 	}

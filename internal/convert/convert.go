@@ -76,11 +76,11 @@ func HF(ctx context.Context, dir, out string, opt Options) error {
 	}
 	defer w.Close()
 	vocabDir := dir
-	if m.family == dflash || opt.MTPOnly && opt.Target != "" {
+	if m.drafts() || opt.MTPOnly && opt.Target != "" {
 		vocabDir = opt.Target
 	}
 	var tok *hfTokenizer // nil: that of the target's file
-	if m.family != dflash || opt.TargetFile == nil {
+	if !m.drafts() || opt.TargetFile == nil {
 		if tok, err = readTokenizer(vocabDir); err != nil {
 			return err
 		}
@@ -93,11 +93,16 @@ func HF(ctx context.Context, dir, out string, opt Options) error {
 	if err != nil {
 		return err
 	}
-	if m.family == dflash {
+	if m.drafts() {
 		if b.fc == nil {
 			return fieldErr(list[0].file, "tensor fc.weight", "is missing")
 		}
-		if err := m.checkDrafter(b.fc, b.fcFile); err != nil {
+		if m.family == eagle3 {
+			err = m.checkEagle3(b, list[0].file)
+		} else {
+			err = m.checkDrafter(b.fc, b.fcFile)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -218,7 +223,7 @@ func readModel(dir string, opt Options) (*model, error) {
 	if err := c.failed(); err != nil {
 		return nil, err
 	}
-	if m.family != dflash {
+	if !m.drafts() {
 		if opt.NoVocab && !opt.MTPOnly {
 			return nil, fmt.Errorf("%s: is no drafter; only a drafter can do without a tokenizer", dir)
 		}
@@ -229,15 +234,15 @@ func readModel(dir string, opt Options) (*model, error) {
 		return m, nil
 	}
 	if opt.Target == "" {
-		return nil, fmt.Errorf("%s: is a DFlash drafter; give the folder of its target with --target, it has the tokenizer",
-			dir)
+		return nil, fmt.Errorf("%s: is a drafter (%s); give the folder of its target with --target, it has the tokenizer",
+			dir, m.class)
 	}
 	if m.target, err = readConfig(opt.Target); err != nil {
 		return nil, err
 	}
 	if t, _, err := findArch(m.target); err != nil {
 		return nil, err
-	} else if t.family == dflash {
+	} else if t.drafts() {
 		return nil, fieldErr(m.target.path, "architectures", "the target is a drafter itself")
 	}
 	return m, nil
@@ -277,7 +282,7 @@ func (m *model) checkBlocks(b *builder, file string, alone bool) error {
 		return nil
 	}
 	need := []string{"output_norm.weight"}
-	if m.family != dflash {
+	if !m.drafts() {
 		need = append(need, "token_embd.weight")
 	}
 	for _, name := range need {

@@ -148,6 +148,8 @@ func (m *model) setKeys(l *keyList, fileType uint32) error {
 		m.gemmaKeys(k)
 	case dflash:
 		m.drafterKeys(k)
+	case eagle3:
+		m.eagle3Keys(k)
 	}
 	if err := m.c.failed(); err != nil {
 		return err

@@ -25,6 +25,8 @@ var mtpNames = map[string]string{
 // the tables below use; keep is false for tensors that are not converted.
 func (m *model) cleanName(name string) (clean string, keep bool) {
 	switch m.family {
+	case eagle3:
+		return eagle3Name(name)
 	case dflash:
 		if name == "t2d" || name == "model.t2d" {
 			return "", false
@@ -146,7 +148,8 @@ var layerNames = map[string]string{
 
 // Tensors of a block that one family adds or names differently.
 var familyNames = map[family]map[string]string{
-	llama: {"post_attention_layernorm": "ffn_norm"},
+	llama:  {"post_attention_layernorm": "ffn_norm"},
+	eagle3: {"post_attention_layernorm": "ffn_norm"},
 	qwen3: {
 		"post_attention_layernorm": "ffn_norm",
 		"mlp.gate":                 "ffn_gate_inp",

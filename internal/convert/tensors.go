@@ -163,7 +163,7 @@ type builder struct {
 // buildTensors lists the tensors to write.
 func (m *model) buildTensors(list []stored, vocab int) (*builder, error) {
 	b := &builder{m: m, vocab: vocab, names: map[string]string{}, experts: map[int]map[string]*source{}}
-	if m.gemma() || m.class == gemmaDSpark || m.family == llama {
+	if m.gemma() || m.class == gemmaDSpark || m.family == llama || m.family == eagle3 {
 		if err := b.ropeFactors(); err != nil {
 			return nil, err
 		}
@@ -173,7 +173,7 @@ func (m *model) buildTensors(list []stored, vocab int) (*builder, error) {
 		return nil, err
 	}
 	for _, st := range list {
-		if strings.HasSuffix(st.name, ".d2t") && m.family == dflash {
+		if strings.HasSuffix(st.name, ".d2t") && m.drafts() {
 			if err := b.addTable(st); err != nil {
 				return nil, err
 			}
@@ -231,6 +231,8 @@ func (b *builder) add(name string, s *source) error {
 		return b.addHybrid(name, s)
 	case dflash:
 		return b.addDrafter(name, s)
+	case eagle3:
+		return b.addEagle3(name, s)
 	case llama:
 		return b.addLlama(name, s)
 	}

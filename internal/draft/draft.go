@@ -51,6 +51,21 @@ type Rows struct {
 	Rows   []int32
 }
 
+// ImageRows says which row of a table each of n rows is: its own, or, for rows of images, the one n later. It is nil if
+// there are none.
+func ImageRows(tokens []int32, n int) []int32 {
+	if !slices.ContainsFunc(tokens, func(id int32) bool { return id < 0 }) {
+		return nil
+	}
+	from := make([]int32, len(tokens))
+	for i, id := range tokens {
+		if from[i] = int32(i); id < 0 {
+			from[i] += int32(n)
+		}
+	}
+	return from
+}
+
 // Request asks for guesses after Last, the newest token of a sequence, which follows the tokens
 // in Seq.
 type Request struct {
@@ -58,6 +73,9 @@ type Request struct {
 	Target *cache.Seq // the target's memory of the same tokens, for sources that look at it
 	Last   int32
 	N      int // tokens to guess, at most Max
+	// Tree says that alternatives may be verified with what follows them. Sources that would have to compute that guess
+	// a chain, with alternatives that end, otherwise.
+	Tree bool
 }
 
 // Check says what is wrong with a request to a drafter that guesses at most so many tokens of a vocabulary.

@@ -41,6 +41,7 @@ import (
 	"strobe/internal/device"
 	"strobe/internal/draft"
 	"strobe/internal/draft/dflash"
+	"strobe/internal/draft/eagle3"
 	"strobe/internal/draft/mtp"
 	"strobe/internal/gguf"
 	"strobe/internal/model"
@@ -121,6 +122,7 @@ type Model struct {
 	Target    *model.Model
 	Drafter   *dflash.Drafter // nil for none
 	MTP       *mtp.Drafter    // nil for none
+	Eagle     *eagle3.Drafter // nil for none
 	Tokenizer *tokenizer.Tokenizer
 	Runner    *speculate.Runner
 	Template  string          // chat template, "" for none
@@ -163,10 +165,10 @@ func ParseDraft(s string) (string, error) {
 	switch s {
 	case "auto":
 		return speculate.Auto, nil
-	case speculate.Off, "dflash", "mtp", "ngram":
+	case speculate.Off, "dflash", "eagle3", "mtp", "ngram":
 		return s, nil
 	}
-	return "", fmt.Errorf("draft source %q: want auto, off, dflash, mtp or ngram", s)
+	return "", fmt.Errorf("draft source %q: want auto, off, dflash, eagle3, mtp or ngram", s)
 }
 
 // Small models, and those that GPUs run, are calibrated when they are loaded: that takes less time than starting the
@@ -254,6 +256,9 @@ func (m *Model) load(src Source, opt Options) error {
 	if dflash.Supported(src.Target) {
 		return fmt.Errorf("%s: this is a DFlash drafter; give it with -d beside its target", m.Path)
 	}
+	if eagle3.Supported(src.Target) {
+		return fmt.Errorf("%s: this is an EAGLE-3 drafter; give it with -d beside its target", m.Path)
+	}
 	if mtp.Supported(src.Target) {
 		return fmt.Errorf("%s: this is a drafter for multi-token prediction; give it with -d beside its target", m.Path)
 	}
@@ -301,6 +306,9 @@ func (m *Model) load(src Source, opt Options) error {
 	if m.Vision != nil {
 		if m.MTP != nil {
 			m.MTP.SeeImages()
+		}
+		if m.Eagle != nil {
+			m.Eagle.SeeImages()
 		}
 		phase("vision")
 	}
@@ -388,9 +396,12 @@ func (m *Model) loadDrafters(src Source, opt Options) (err error) {
 	}
 	if f != nil {
 		m.DrafterPath = f.Path()
-		if mtp.Supported(f) {
+		switch {
+		case mtp.Supported(f):
 			m.MTP, err = mtp.Open(f, m.Target, mtp.Options{KV: kv, Device: b})
-		} else {
+		case eagle3.Supported(f):
+			m.Eagle, err = eagle3.Open(f, m.Target, eagle3.Options{KV: kv, Device: b})
+		default:
 			m.Drafter, err = dflash.Open(f, m.Target, dflash.Options{Causal: opt.Causal, KV: kv, Window: opt.DraftWindow,
 				Device: b, Beside: beside, Layers: opt.DraftGPULayers})
 		}
@@ -422,6 +433,9 @@ type Drafter interface {
 func (m *Model) Drafters() (ds []Drafter) {
 	if m.Drafter != nil {
 		ds = append(ds, m.Drafter)
+	}
+	if m.Eagle != nil {
+		ds = append(ds, m.Eagle)
 	}
 	if m.MTP != nil {
 		ds = append(ds, m.MTP)
@@ -457,6 +471,8 @@ func checkPair(target, drafter *gguf.File) error {
 	case err != nil || drafter == nil:
 	case dflash.Supported(drafter):
 		_, err = dflash.Open(drafter, m, dflash.Options{})
+	case eagle3.Supported(drafter):
+		_, err = eagle3.Open(drafter, m, eagle3.Options{})
 	default:
 		_, err = mtp.Open(drafter, m, mtp.Options{})
 	}
@@ -535,8 +551,8 @@ func Bytes(n int) string {
 }
 
 // FindDrafter looks beside a target for a drafter that fits it: the DFlash file in the same folder whose name shares
-// the longest beginning with the target's, or else such a file for multi-token prediction, unless the target's own
-// has a block. It returns "" when there is none.
+// the longest beginning with the target's, or else such an EAGLE-3 file, or else one for multi-token prediction, unless
+// the target's own has a block. It returns "" when there is none.
 func FindDrafter(path string, target *gguf.File) string {
 	entries, err := os.ReadDir(filepath.Dir(path))
 	if err != nil {
@@ -557,7 +573,9 @@ func FindDrafter(path string, target *gguf.File) string {
 		file := filepath.Join(filepath.Dir(path), name)
 		switch Fits(file, target) {
 		case "dflash":
-			n += 1 << 16 // better than any of the others
+			n += 2 << 16 // better than any of the others
+		case "eagle3":
+			n += 1 << 16
 		case "mtp":
 		default:
 			continue
@@ -570,10 +588,10 @@ func FindDrafter(path string, target *gguf.File) string {
 }
 
 // drafterName is what names of drafters have in them.
-var drafterName = regexp.MustCompile("dflash|draft|^mtp-|assistant")
+var drafterName = regexp.MustCompile("dflash|draft|eagle|^mtp-|assistant")
 
-// Fits returns the kind of drafter that a file is for a target, dflash or mtp; "" if it is none, was made for another
-// width or speaks another vocabulary.
+// Fits returns the kind of drafter that a file is for a target, dflash, eagle3 or mtp; "" if it is none, was made for
+// another width or speaks another vocabulary.
 func Fits(path string, target *gguf.File) string {
 	f, err := gguf.Open(path)
 	if err != nil {
@@ -592,6 +610,10 @@ func Fits(path string, target *gguf.File) string {
 	case dflash.Supported(f):
 		if width("embedding_length") {
 			return "dflash"
+		}
+	case eagle3.Supported(f):
+		if width("target_hidden_size") {
+			return "eagle3"
 		}
 	case mtp.Supported(f) && !mtp.InModel(target):
 		if f.Arch() == target.Arch() && width("embedding_length") || f.Arch() == target.Arch()+"-assistant" &&

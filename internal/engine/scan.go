@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"strobe/internal/draft/dflash"
+	"strobe/internal/draft/eagle3"
 	"strobe/internal/draft/mtp"
 	"strobe/internal/gguf"
 	"strobe/internal/model"
@@ -204,7 +205,8 @@ func (p *Pool) look(path string) (scan, error) {
 func (s *scan) describe(f *gguf.File, cfg PoolConfig) error {
 	arch := f.Arch()
 	kind, _, _ := f.String("general.type")
-	s.skip = dflash.Supported(f) || mtp.Supported(f) || arch == "clip" || kind == "adapter" || kind == "mmproj"
+	s.skip = dflash.Supported(f) || eagle3.Supported(f) || mtp.Supported(f) ||
+		arch == "clip" || kind == "adapter" || kind == "mmproj"
 	s.info.Arch, s.info.Size = arch, f.Size()
 	if n, ok, _ := f.Uint(arch + ".context_length"); ok && n < 1<<31 {
 		s.info.Context = int(n)

@@ -74,7 +74,7 @@ var drafterTypes = []string{"Q8_0", DefaultType}
 
 // drafterKinds are how names of drafters can be told, by how much the drafters gain.
 var drafterKinds = []*regexp.Regexp{regexp.MustCompile("dflash"), regexp.MustCompile("^mtp-|assistant"),
-	regexp.MustCompile("draft|^dspark-")}
+	regexp.MustCompile("draft|^dspark-|eagle-?3")}
 
 // IsDrafter reports whether a file's name says that it drafts for a model and is none itself.
 func IsDrafter(name string) bool { return drafterKind(name) < len(drafterKinds) }

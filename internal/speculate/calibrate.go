@@ -81,7 +81,7 @@ func (r *Runner) Calibrate(budget time.Duration) error {
 					continue
 				}
 				n := r.control.BlockLen(i, size)
-				req := draft.Request{Seq: ctx, Target: seq, Last: tokens[0], N: n}
+				req := draft.Request{Seq: ctx, Target: seq, Last: tokens[0], N: n, Tree: true}
 				begin := r.clock()
 				if _, err := r.Sources[i].Draft([]draft.Request{req}, candidates); err != nil {
 					return err

@@ -139,7 +139,7 @@ func (r *Runner) ask(a *control.Ask, by map[*control.Stream]*Stream) []draft.Pro
 				err = e
 			}
 		}
-		reqs[i] = draft.Request{Seq: st.ctx, Target: s.seq, Last: s.last, N: a.N[i]}
+		reqs[i] = draft.Request{Seq: st.ctx, Target: s.seq, Last: s.last, N: a.N[i], Tree: a.Tree}
 	}
 	var ps []draft.Proposal
 	if err == nil {

@@ -86,7 +86,7 @@ func (r *Runner) rehearse(source int, text *cache.Seq, features backend.Tensor, 
 		return err
 	}
 	for size := range control.BlockSizes {
-		req := draft.Request{Seq: ctx, Target: text, N: r.control.BlockLen(source, size)}
+		req := draft.Request{Seq: ctx, Target: text, N: r.control.BlockLen(source, size), Tree: true}
 		if _, err := src.Draft([]draft.Request{req}, candidates); err != nil {
 			return err
 		}

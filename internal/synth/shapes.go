@@ -31,7 +31,10 @@ type shape struct {
 	target  string
 	mask    int
 	capture []int
-	width   int // of the target, for assistants
+	width   int // of the target, for assistants and EAGLE-3
+	// EAGLE-3 drafters: tokens they guess (0 for all), and norms before the residual stream and before the projection.
+	outputs         int
+	normed, encoded bool
 }
 
 const (
@@ -198,6 +201,9 @@ func Shapes() []string {
 	for _, d := range assistants {
 		names = append(names, d.target+assistantSuffix)
 	}
+	for _, d := range eagles {
+		names = append(names, d.target+eagleSuffix)
+	}
 	for _, t := range towers {
 		names = append(names, t.target+towerSuffix)
 	}
@@ -211,7 +217,7 @@ func find(name string) (s shape, target *shape, err error) {
 		return shape{}, nil, fmt.Errorf("unknown shape %q; known are %s", name, strings.Join(Shapes(), ", "))
 	}
 	base, suffix := name, ""
-	for _, end := range []string{drafterSuffix, mtpSuffix, assistantSuffix} {
+	for _, end := range []string{drafterSuffix, mtpSuffix, assistantSuffix, eagleSuffix} {
 		if rest, ok := strings.CutSuffix(name, end); ok {
 			base, suffix = rest, end
 		}
@@ -230,6 +236,8 @@ func find(name string) (s shape, target *shape, err error) {
 		a.kv, a.fullKV, a.headDim, a.fullDim, a.window = t.kv, t.fullKV, t.headDim, t.fullDim, t.window
 		a.vocab, a.context = t.vocab, t.context
 		return a, &t, nil
+	case eagleSuffix:
+		return eagle(eagles[slices.IndexFunc(eagles, func(d shape) bool { return d.target == base })], t), &t, nil
 	}
 	d := drafters[slices.IndexFunc(drafters, func(d shape) bool { return d.target == base })]
 	d.name, d.title, d.class = name, t.title+" DFlash", drafterClass
@@ -326,8 +334,9 @@ func (s *shape) config() []byte {
 			"sliding_attention": map[string]any{"rope_type": "default", "rope_theta": 1e4},
 		}
 	case s.class == llamaClass && !s.pieces: // as Llama 3.1 has it
-		rope["rope_type"], rope["factor"], rope["original_max_position_embeddings"] = "llama3", 8.0, s.context/16
-		rope["low_freq_factor"], rope["high_freq_factor"] = 1.0, 4.0
+		stretchedRope(rope, s.context)
+	case s.class == eagleClass:
+		s.eagleConfig(c, rope)
 	case s.class == drafterClass:
 		c["block_size"] = block
 		c["dflash_config"] = map[string]any{"mask_token_id": s.mask, "target_layer_ids": s.capture}

@@ -21,6 +21,7 @@ const (
 	taps                  // convolutions: mostly the current token
 	factors               // rotary factors of Gemma's full-attention layers
 	stretched             // rotary factors of Llama 3: short waves as they are, long ones longer
+	tokenIDs              // target ids of a reduced vocabulary; the scale is the size of the whole one
 )
 
 // tensor is one weight of a model.
@@ -47,6 +48,9 @@ func (l *list) norm(name string, n int) { l.add(name+".weight", nearOne, 1, n) }
 
 // tensors lists the weights of a shape.
 func (s *shape) tensors() []tensor {
+	if s.class == eagleClass {
+		return s.eagleTensors()
+	}
 	l := &list{}
 	switch {
 	case s.class == drafterClass:

@@ -102,6 +102,9 @@ func (s *shape) header(target *shape, tensors []tensor, m quant.Mix) ([]gguf.KV,
 	specs := make([]gguf.TensorSpec, len(tensors))
 	for i, t := range tensors {
 		specs[i] = gguf.TensorSpec{Name: t.name, Type: types[i], Shape: t.shape}
+		if t.fill == tokenIDs {
+			specs[i].Type = quant.I64
+		}
 	}
 	kvs := []gguf.KV{
 		{Key: "general.architecture", Value: arch},
@@ -156,6 +159,13 @@ func (g *generator) stream(name string, part int) *rand.Rand {
 }
 
 func (g *generator) write(ctx context.Context, w *gguf.Writer, t tensor, typ quant.Type, progress func(int64)) error {
+	if t.fill == tokenIDs {
+		data := tokenMap(t)
+		if progress != nil {
+			progress(int64(len(data)))
+		}
+		return w.WriteTensor(t.name, data)
+	}
 	if t.fill != random {
 		data := make([]byte, 0, 4*t.shape[0]*rowsOf(t.shape))
 		for _, v := range g.special(t) {

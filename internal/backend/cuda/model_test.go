@@ -72,15 +72,15 @@ func TestRollback(t *testing.T) {
 func TestMTP(t *testing.T) {
 	s, targets := suite(t, "qwen35")
 	if s.Few == 0 {
-		targets = []string{"qwen35", "gemma4"}
+		targets = []string{"qwen35", "gemma4", "eagle3-gemma4"}
 	}
-	s.MTP(t, targets...)
+	s.MTP(t, append(targets, "eagle3-qwen3")...)
 }
 
 // TestChains: of Gemma's assistant there are two kinds of attention in each of eight steps.
 func TestChains(t *testing.T) {
 	s, _ := suite(t)
-	s.Chains(t, "qwen35", "gemma4")
+	s.Chains(t, "qwen35", "gemma4", "eagle3-qwen3")
 }
 
 func TestScorer(t *testing.T) {

@@ -31,9 +31,9 @@ func TestModels(t *testing.T) {
 	t.Run("images", func(t *testing.T) { s.Images(t, modeltest.WithImages...) })
 	t.Run("padding", func(t *testing.T) { s.Padding(t, "qwen35", "gemma4e") })
 	t.Run("rollback", func(t *testing.T) { s.Rollback(t, all...) })
-	t.Run("chains", func(t *testing.T) { s.Chains(t, "qwen35", "gemma4") })
+	t.Run("chains", func(t *testing.T) { s.Chains(t, "qwen35", "gemma4", "eagle3-qwen3") })
 	t.Run("text", func(t *testing.T) { s.Text(t, all...) })
-	t.Run("mtp", func(t *testing.T) { s.MTP(t, "qwen35", "gemma4") })
+	t.Run("mtp", func(t *testing.T) { s.MTP(t, "qwen35", "gemma4", "eagle3-qwen3") })
 	t.Run("samplers", func(t *testing.T) {
 		s.Samplers(t, modeltest.Target(t, s.Backend, "qwen3", model.Options{}), []int32{1, 5, 9, 13}, 8)
 	})

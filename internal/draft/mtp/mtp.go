@@ -179,7 +179,7 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 	for i, g := range segs {
 		s.Copy(states.Slice(i, 1), g.Seq.Carry())
 	}
-	from := imageRows(tokens, s.N) // nil without images
+	from := draft.ImageRows(tokens, s.N) // nil without images
 	key := extendKey{s.N, s.Pad(len(pick)), len(segs), d.sees && from != nil, features}
 	ints := [][]int32{pick, before, tokens, last}
 	switch {
@@ -227,21 +227,6 @@ func (d *Drafter) Extend(features backend.Tensor, items []draft.Rows) (err error
 		}
 	}
 	return nil
-}
-
-// imageRows says which row of a table each of n rows is: its own, or, for rows of images, the one n later. It is nil if
-// there are none.
-func imageRows(tokens []int32, n int) []int32 {
-	if !slices.ContainsFunc(tokens, func(id int32) bool { return id < 0 }) {
-		return nil
-	}
-	from := make([]int32, len(tokens))
-	for i, id := range tokens {
-		if from[i] = int32(i); id < 0 {
-			from[i] += int32(n)
-		}
-	}
-	return from
 }
 
 // makeRoom prepares the weights and the arena for a pass over rows.

@@ -31,6 +31,7 @@ type Ask struct {
 	Source  int
 	Streams []*Stream
 	N       []int // per stream: tokens to guess
+	Tree    bool  // trees may be verified; set by Next
 	sizes   []int // per stream: size of the block, 0 for a whole one
 	paid    bool  // the draft costs something
 	took    time.Duration
@@ -111,7 +112,9 @@ func (r *Round) Next() *Ask {
 		return nil
 	}
 	r.next++
-	return r.asks[r.next-1]
+	a := r.asks[r.next-1]
+	a.Tree = r.wantsTree()
+	return a
 }
 
 // Drafted takes the proposals of a draft and how long it took so far. There are none when it failed. Proposal.Sane must

@@ -3,12 +3,14 @@ package modeltest
 import (
 	"math"
 	"slices"
+	"strings"
 	"testing"
 
 	"strobe/internal/backend"
 	"strobe/internal/backend/cpu"
 	"strobe/internal/cache"
 	"strobe/internal/draft"
+	"strobe/internal/draft/eagle3"
 	"strobe/internal/draft/mtp"
 	"strobe/internal/model"
 	"strobe/internal/quant"
@@ -16,10 +18,27 @@ import (
 	"strobe/internal/testkit/edit"
 )
 
-// chained opens a target with a drafter that goes on from its own guesses.
-func chained(t *testing.T, b backend.Backend, name string) (*model.Model, *mtp.Drafter) {
+// chainer is a drafter that goes on from its own guesses.
+type chainer interface {
+	draft.Source
+	NewSeq() *cache.Seq
+}
+
+// chained opens a target with such a drafter: its own, or one of EAGLE-3 where the name begins with "eagle3-".
+func chained(t *testing.T, b backend.Backend, name string) (*model.Model, chainer) {
 	t.Helper()
 	f32 := cache.Uniform(quant.F32)
+	if of, ok := strings.CutPrefix(name, "eagle3-"); ok {
+		m := Target(t, b, of, model.Options{KV: f32})
+		d, err := eagle3.Open(File(t, eagle3For(t, m.File()).Write(t)), m, eagle3.Options{KV: f32})
+		if err == nil {
+			err = m.Capture(d.Capture())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m, d
+	}
 	path, own := testkit.Golden(t, name+"/model.gguf"), name != "gemma4"
 	if own {
 		path = edit.MTP(t, name).Write(t)
@@ -70,7 +89,8 @@ func (s Suite) Chains(t *testing.T, names ...string) {
 						}
 						it.Tokens = g.Tokens
 						segs, items = append(segs, g), append(items, it)
-						reqs = append(reqs, draft.Request{Seq: ctxs[i], Target: seqs[i], Last: token % 100, N: guesses[i]})
+						reqs = append(reqs, draft.Request{Seq: ctxs[i], Target: seqs[i], Last: token % 100, N: guesses[i],
+							Tree: guesses[i] > 2})
 					}
 					out := Forward(t, m, segs...)
 					for i := range segs {
@@ -89,9 +109,14 @@ func (s Suite) Chains(t *testing.T, names ...string) {
 						if p.Len() != guesses[i] {
 							t.Fatalf("%d guesses of %d", p.Len(), guesses[i])
 						}
-						for _, at := range p.At {
+						for k, at := range p.At {
 							for _, c := range at {
 								ids, logp = append(ids, c.ID), append(logp, c.LogP)
+							}
+							if k > 0 && p.Next != nil {
+								for _, c := range p.After(k, p.At[k-1][1].ID) { // the alternative has candidates of its own
+									ids, logp = append(ids, c.ID), append(logp, c.LogP)
+								}
 							}
 						}
 					}

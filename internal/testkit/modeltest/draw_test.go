@@ -27,12 +27,12 @@ type drawing struct {
 	*edit.File // that is being made
 	arch       string
 
-	target, drafter, assistant *edit.File // drafters are nil where there is none
-	layers, hidden, vocab      int
-	kv                         []string // cache types of each layer, as cache.ParseTypes reads them
-	values                     int      // of the target's matrices
-	gemmaDims                  gemmaDims
-	least                      float32 // probability that the drafter is to guess with
+	target, drafter, assistant, eagle *edit.File // drafters are nil where there is none
+	layers, hidden, vocab             int
+	kv                                []string // cache types of each layer, as cache.ParseTypes reads them
+	values                            int      // of the target's matrices
+	gemmaDims                         gemmaDims
+	least                             float32 // probability that the drafter is to guess with
 }
 
 // draw makes up a model. Everything follows from the seed.
@@ -57,6 +57,9 @@ func draw(t testing.TB, seed uint64) *drawing {
 	values := d.values
 	if d.drawDrafter(); arch == "gemma4" && d.odds(2) {
 		d.drawAssistant()
+	}
+	if seed%2 == 0 {
+		d.drawEagle3(seed)
 	}
 	d.values = values
 	return d

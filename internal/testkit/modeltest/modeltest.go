@@ -391,7 +391,7 @@ func alone(t *testing.T, m *model.Model, s draft.Source, text []int32, n, top in
 			t.Fatal(err)
 		}
 	}
-	ps, err := s.Draft([]draft.Request{{Seq: ctx, Target: seq, Last: text[len(text)-1], N: n}}, top)
+	ps, err := s.Draft([]draft.Request{{Seq: ctx, Target: seq, Last: text[len(text)-1], N: n, Tree: n%2 == 0}}, top)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -59,3 +59,10 @@ func TestSamplers(t *testing.T) {
 		s.Samplers(t, m, []int32{1, 500, 900, 1300}, 10) // two drafts of a chain
 	})
 }
+
+// TestEagle3: EAGLE-3 drafters on the processor, where nothing else says that the text stays the same with them.
+func TestEagle3(t *testing.T) {
+	b := cpu.New(cpu.Options{Threads: 2})
+	defer b.Close()
+	Suite{Backend: b}.MTP(t, "eagle3-qwen3", "eagle3-qwen35", "eagle3-gemma4")
+}

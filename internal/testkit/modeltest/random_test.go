@@ -19,6 +19,7 @@ import (
 	"strobe/internal/cache"
 	"strobe/internal/draft"
 	"strobe/internal/draft/dflash"
+	"strobe/internal/draft/eagle3"
 	"strobe/internal/draft/mtp"
 	"strobe/internal/draft/ngram"
 	"strobe/internal/gguf"
@@ -107,6 +108,7 @@ func laws(t *testing.T, b backend.Backend, seed uint64) {
 	t.Run("batches", func(t *testing.T) { d.script(t, whole).check(t, clean, d.budget(2, 6)) })
 	t.Run("devices", func(t *testing.T) { d.script(t, apart).check(t, clean, d.budget(2, 6)) })
 	t.Run("drafts", func(t *testing.T) { d.drafts(t, clean, whole, other) })
+	t.Run("eagle", func(t *testing.T) { d.eagleReference(t, f, one) })
 	t.Run("text", func(t *testing.T) { d.text(t, pick(d, whole, apart)) })
 }
 
@@ -451,6 +453,11 @@ func (d *drawing) sources(t *testing.T, m *model.Model, opt dflash.Options) (all
 	x, err := dflash.Open(File(t, d.drafter.Write(t)), m, opt)
 	d.opened(t, err)
 	all = append(all, x)
+	if d.eagle != nil {
+		e, err := eagle3.Open(File(t, d.eagle.Write(t)), m, eagle3.Options{KV: opt.KV, Device: opt.Device})
+		d.opened(t, err)
+		all = append(all, e)
+	}
 	f := m.File()
 	if d.assistant != nil {
 		f = File(t, d.assistant.Write(t))
@@ -504,11 +511,22 @@ func (d *drawing) drafts(t *testing.T, clean, m *model.Model, other backend.Back
 }
 
 func sameGuess(a, b draft.Proposal) bool {
-	return slices.EqualFunc(a.At, b.At, func(x, y []draft.Candidate) bool {
+	same := func(x, y []draft.Candidate) bool {
 		return slices.EqualFunc(x, y, func(x, y draft.Candidate) bool {
 			return x.ID == y.ID && SameBits([]float32{x.LogP}, []float32{y.LogP})
 		})
-	})
+	}
+	if !slices.EqualFunc(a.At, b.At, same) {
+		return false
+	}
+	for i := 1; i < a.Len(); i++ {
+		for _, c := range a.At[i-1] {
+			if !same(a.After(i, c.ID), b.After(i, c.ID)) {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // together drafts after several texts in one pass. They were told in random pieces.
@@ -520,7 +538,7 @@ func (d *drawing) together(t *testing.T, m *model.Model, s draft.Source, texts [
 	}
 	reqs := make([]draft.Request, len(texts))
 	for i, text := range texts {
-		reqs[i] = draft.Request{Seq: s.NewContext(), Target: m.NewSeq(), Last: text[len(text)-1], N: n[i]}
+		reqs[i] = draft.Request{Seq: s.NewContext(), Target: m.NewSeq(), Last: text[len(text)-1], N: n[i], Tree: n[i]%2 == 0}
 	}
 	for {
 		var segs []model.Segment

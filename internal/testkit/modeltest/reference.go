@@ -22,6 +22,7 @@ type reference struct {
 	own     [][]float64 // Gemma: what the layers are told of each token, one after the other
 	kept    []kept      // keys and values of each layer
 	images  []Picture
+	inputs  [][][]float64 // of each layer, and what the last one left
 }
 
 // Picture is an image in a text: rows instead of tokens.
@@ -36,30 +37,7 @@ type kept struct{ keys, values [][]float64 }
 // Reference returns the logits of all positions. Tokens below 0 are rows of images.
 func Reference(t testing.TB, f *gguf.File, tokens []int32, images ...Picture) (logits []float32) {
 	t.Helper()
-	r := &reference{t: t, f: f, arch: f.Arch(), decoded: map[string][]float64{}, images: images}
-	hidden, layers := int(r.key("embedding_length")), int(r.key("block_count")-r.or("nextn_predict_layers", 0))
-	r.kept = make([]kept, layers)
-	embed := r.values("token_embd.weight")
-	xs := make([][]float64, len(tokens))
-	for i, id := range tokens {
-		if id < 0 {
-			p, at := r.picture(i)
-			for _, v := range p.Rows[at*hidden:][:hidden] {
-				xs[i] = append(xs[i], float64(v))
-			}
-			continue
-		}
-		xs[i] = slices.Clone(embed[int(id)*hidden:][:hidden])
-		if r.gemma() {
-			scale(xs[i], math.Sqrt(float64(hidden)))
-		}
-	}
-	if r.gemma() {
-		r.embedLayers(tokens, xs, layers)
-	}
-	for il := range layers {
-		r.layer(il, layers, xs)
-	}
+	r, xs := run(t, f, tokens, images...)
 	head, top := "output.weight", 0.0
 	if f.Tensor(head) == nil {
 		head = "token_embd.weight"
@@ -76,6 +54,45 @@ func Reference(t testing.TB, f *gguf.File, tokens []int32, images ...Picture) (l
 		}
 	}
 	return logits
+}
+
+// run takes tokens through the layers: what it returns is their states after the last one.
+func run(t testing.TB, f *gguf.File, tokens []int32, images ...Picture) (r *reference, xs [][]float64) {
+	t.Helper()
+	r = &reference{t: t, f: f, arch: f.Arch(), decoded: map[string][]float64{}, images: images}
+	hidden, layers := int(r.key("embedding_length")), int(r.key("block_count")-r.or("nextn_predict_layers", 0))
+	r.kept = make([]kept, layers)
+	embed := r.values("token_embd.weight")
+	xs = make([][]float64, len(tokens))
+	for i, id := range tokens {
+		if id < 0 {
+			p, at := r.picture(i)
+			for _, v := range p.Rows[at*hidden:][:hidden] {
+				xs[i] = append(xs[i], float64(v))
+			}
+			continue
+		}
+		xs[i] = slices.Clone(embed[int(id)*hidden:][:hidden])
+		if r.gemma() {
+			scale(xs[i], math.Sqrt(float64(hidden)))
+		}
+	}
+	if r.gemma() {
+		r.embedLayers(tokens, xs, layers)
+	}
+	note := func() {
+		var all [][]float64
+		for _, x := range xs {
+			all = append(all, slices.Clone(x))
+		}
+		r.inputs = append(r.inputs, all)
+	}
+	for il := range layers {
+		note()
+		r.layer(il, layers, xs)
+	}
+	note()
+	return r, xs
 }
 
 // picture is the image that has a row at an index, and the number of the row; nil for none.
@@ -283,7 +300,7 @@ func (r *reference) turn(x []float64, pos [3]int, t rotation) {
 	}
 	for i := range t.dims / 2 {
 		a, b := i, i+t.dims/2
-		if r.arch == "llama" {
+		if r.arch == "llama" || r.arch == "eagle3" {
 			a, b = 2*i, 2*i+1
 		}
 		angle := float64(pos[r.axis(i)]) / math.Pow(t.base, float64(2*i)/n)

@@ -1,0 +1,164 @@
+package eagle3
+
+import (
+	"math"
+	"path/filepath"
+	"testing"
+
+	"strobe/internal/backend/cpu"
+	"strobe/internal/cache"
+	"strobe/internal/draft"
+	"strobe/internal/gguf"
+	"strobe/internal/model"
+	"strobe/internal/quant"
+	"strobe/internal/synth"
+	"strobe/internal/testkit"
+)
+
+func openFile(t testing.TB, path string) *gguf.File {
+	t.Helper()
+	f, err := gguf.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return f
+}
+
+// made writes a file of a shape and opens it.
+func made(t testing.TB, shape string) *gguf.File {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), shape+".gguf")
+	if err := synth.Write(t.Context(), path, shape, "f32", 0, synth.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	return openFile(t, path)
+}
+
+// openTarget loads a target on a device that watches the rules of steps.
+func openTarget(t testing.TB, f *gguf.File) *model.Model {
+	t.Helper()
+	b := cpu.New(cpu.Options{Threads: 2})
+	t.Cleanup(func() { b.Close() })
+	m, err := model.Open(f, testkit.NewDevice(t, b), model.Options{KV: cache.Uniform(quant.F32)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func openDrafter(t testing.TB, f *gguf.File, m *model.Model) *Drafter {
+	t.Helper()
+	d, err := Open(f, m, Options{KV: cache.Uniform(quant.F32)})
+	if err == nil {
+		err = m.Capture(d.Capture())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// stream is a target's sequence and the drafter's context of it.
+type stream struct {
+	m        *model.Model
+	d        *Drafter
+	seq, ctx *cache.Seq
+}
+
+func newStream(m *model.Model, d *Drafter) *stream { return &stream{m, d, m.NewSeq(), d.NewSeq()} }
+
+// pass runs tokens and commits them.
+func (s *stream) pass(t testing.TB, tokens ...int32) {
+	t.Helper()
+	out, err := s.m.Forward([]model.Segment{{Seq: s.seq, Tokens: tokens}})
+	if err == nil {
+		err = s.seq.CommitAll()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := make([]int32, len(tokens))
+	for i := range rows {
+		rows[i] = int32(out.FeatureRow(0, i))
+	}
+	if err := s.d.Extend(out.Features, []draft.Rows{{Seq: s.ctx, Tokens: tokens, Rows: rows}}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// draft guesses after a token.
+func (s *stream) draft(t testing.TB, last int32, n, top int, tree bool) draft.Proposal {
+	t.Helper()
+	ps, err := s.d.Draft([]draft.Request{{Seq: s.ctx, Target: s.seq, Last: last, N: n, Tree: tree}}, top)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ps[0]
+}
+
+// llamacpp is what llama.cpp v0.5.0 drafts after the tokens 3 500 120 77 9 1400 3 8 with synthetic files (float32, seed
+// 0, keys and values in float32, no flash attention): the best candidates of each step with their log-probabilities.
+var llamacpp = map[string][][]draft.Candidate{
+	"tiny-llama": {
+		{{116, -4.426299}, {48, -4.431716}, {1212, -4.473925}},
+		{{1632, -4.145377}, {1312, -4.253608}, {1508, -4.303538}},
+		{{1268, -4.064949}, {1632, -4.208427}, {1508, -4.382048}},
+		{{1268, -3.893071}, {1632, -4.279458}, {1508, -4.473431}},
+		{{1268, -3.793494}, {1632, -4.391884}, {1936, -4.501887}},
+		{{1268, -3.731213}, {36, -4.432478}, {1936, -4.464075}},
+		{{1268, -3.700714}, {36, -4.251347}, {1936, -4.447932}},
+		{{1268, -3.702807}, {36, -4.108057}, {1936, -4.446007}},
+	},
+	"tiny-qwen3": {
+		{{1471, -5.112755}, {1477, -5.372752}, {918, -5.413160}},
+		{{1945, -5.069564}, {1471, -5.244662}, {72, -5.286188}},
+		{{944, -5.092366}, {1096, -5.131981}, {1945, -5.139369}},
+		{{1096, -4.997886}, {230, -5.036647}, {944, -5.097633}},
+		{{1863, -5.030837}, {944, -5.204037}, {230, -5.225767}},
+		{{1863, -4.886690}, {1280, -5.254233}, {69, -5.279123}},
+		{{1863, -4.898817}, {1280, -4.992046}, {69, -5.256215}},
+		{{1280, -4.867777}, {1863, -5.045581}, {912, -5.174963}},
+	},
+	"tiny-gemma4": {
+		{{906, -4.167078}, {1850, -4.237520}, {1170, -4.288494}},
+		{{1170, -4.323407}, {1850, -4.375782}, {461, -4.810046}},
+		{{965, -4.372367}, {1933, -4.454816}, {1725, -4.492057}},
+		{{1933, -4.118967}, {965, -4.363077}, {1725, -4.464666}},
+		{{1933, -4.419576}, {920, -4.428852}, {1725, -4.431892}},
+		{{920, -4.044937}, {1725, -4.303794}, {789, -4.570780}},
+		{{920, -3.905826}, {1725, -4.314530}, {1066, -4.548305}},
+		{{920, -4.092372}, {1066, -4.411602}, {1733, -4.431684}},
+	},
+}
+
+// TestLlamaCpp: drafts are those of llama.cpp, of a drafter with a reduced vocabulary and stretched rotary waves, one
+// with the target's output matrix whose residual stream is normalised, and one of another width with all norms, which
+// reads the target's final state.
+func TestLlamaCpp(t *testing.T) {
+	for name, want := range llamacpp {
+		t.Run(name, func(t *testing.T) {
+			m := openTarget(t, made(t, name))
+			d := openDrafter(t, made(t, name+"-eagle3"), m)
+			for _, split := range []int{7, 1, 4} {
+				s := newStream(m, d)
+				text := []int32{3, 500, 120, 77, 9, 1400, 3}
+				s.pass(t, text[:split]...)
+				if split < len(text) {
+					s.draft(t, 5, 3, 2, true) // which leaves nothing behind
+					s.pass(t, text[split:]...)
+				}
+				for _, tree := range []bool{false, true} {
+					got := s.draft(t, 8, len(want), 3, tree)
+					for i, at := range want {
+						for k, c := range at {
+							if x := got.At[i][k]; x.ID != c.ID || !(math.Abs(float64(x.LogP-c.LogP)) <= 1e-3) {
+								t.Errorf("split %d, tree %v: candidate %d of step %d is %v, in llama.cpp %v", split, tree, k, i, x, c)
+							}
+						}
+					}
+				}
+			}
+		})
+	}
+}
