@@ -358,3 +358,29 @@ func TestTimesOfAStep(t *testing.T) {
 		t.Errorf("parts add up to %v, steps took %v and %v", all, s.PromptTime, s.DecodeTime)
 	}
 }
+
+// TestFirstGuesses: a draft is right if its first guess is the token that follows, whether it is verified or not. The
+// guess of a round before does not count: every other draft is empty, and those between guess the token after the next.
+func TestFirstGuesses(t *testing.T) {
+	m := target(t, "qwen3")
+	in := prompt(9)
+	want := plain(t, m, greedy{}, in, 30)
+	for _, ahead := range []int{0, 1} {
+		right, n := 0, 0
+		d := script(t, m, func(pos int, _ int32, _ int) [][]draft.Candidate {
+			at := pos - len(in) + 1
+			if n++; n%2 == 0 || at+ahead >= len(want.out) {
+				return nil
+			}
+			if want.out[at+ahead] == want.out[at] {
+				right++
+			}
+			return sure(want.out[at+ahead])
+		})
+		f := start(t, runner(t, m, d), chain, greedy{}, in, 30)
+		finish(t, f.runner, 16, f)
+		if got := f.Stats().BySource[drafter]; got.Right != right || ahead == 0 && right < 5 || got.Drafts != n {
+			t.Errorf("guesses %d tokens ahead: %+v, want %d right of %d", ahead, got, right, n)
+		}
+	}
+}
