@@ -71,6 +71,9 @@ func (r *Runner) schedule(streams []*Stream, chunk int) *plan {
 			st.first = -1
 			c.Usable[i], c.Warming[i] = st.ctx != nil, st.since > 0 && s.seq.Len()-st.since < warmUp
 		}
+		if c.Continue = nil; r.tail >= 0 && s.sources[r.tail].ctx != nil {
+			c.Tail, c.Continue = r.tail, s.continued
+		}
 		decode = append(decode, c)
 		by[c] = s
 	}
@@ -195,7 +198,13 @@ func (r *Runner) settle(p *plan) {
 		accepted, guessed := len(s.path)-1, len(s.nodes.tokens)-1
 		s.stats.learn(guessed, accepted)
 		if i := s.control.Source(); i >= 0 && guessed > 0 {
-			s.stats.source(r.Sources[i].Name(), SourceStats{Rounds: 1, Guessed: guessed, Accepted: accepted,
+			own, right := guessed, accepted // of the source whose guesses come first
+			if at := s.control.TailFrom(); at > 0 {
+				own, right = at, min(at, accepted)
+				s.stats.source(r.Sources[s.control.Tail].Name(), SourceStats{Tails: 1, Guessed: guessed - own,
+					Accepted: accepted - right})
+			}
+			s.stats.source(r.Sources[i].Name(), SourceStats{Rounds: 1, Guessed: own, Accepted: right,
 				Verify: p.verify, Accept: p.sample + p.commit, Host: p.rest})
 		}
 		if guessed > 0 && s.Synthetic > 0 {

@@ -37,6 +37,7 @@ type SourceStats struct {
 	Right    int // of them, those whose first guess was right, verified or not
 	Failed   int // streams that go on without it, because of an error or of bad drafts in a row
 	Rounds   int // target passes that verified its guesses
+	Tails    int // target passes in which its guesses continued those of another source
 	Guessed  int // its guesses that were verified
 	Accepted int // of them, those that were right
 
@@ -51,6 +52,7 @@ func (s *SourceStats) add(o SourceStats) {
 	s.Right += o.Right
 	s.Failed += o.Failed
 	s.Rounds += o.Rounds
+	s.Tails += o.Tails
 	s.Guessed += o.Guessed
 	s.Accepted += o.Accepted
 	s.Draft += o.Draft

@@ -230,6 +230,19 @@ func (st *sourceState) newTokens(s *Stream) []int32 {
 	return s.text[st.from+st.ctx.Len() : s.seq.Len()-s.unknown]
 }
 
+// continued asks the source that continues guesses of others what follows each beginning of some guesses.
+func (s *Stream) continued(guesses []int32) []draft.Proposal {
+	src, st := s.runner.Sources[s.runner.tail].(draft.Continuer), &s.sources[s.runner.tail]
+	if src.Extend(backend.Tensor{}, []draft.Rows{{Seq: st.ctx, Tokens: st.newTokens(s)}}) != nil {
+		return nil // its next draft says why
+	}
+	ps := src.Continue(draft.Request{Seq: st.ctx, Target: s.seq, Last: s.last, N: maxGuesses}, guesses)
+	for i := range ps {
+		ps[i].Sane(s.runner.Target.Vocab)
+	}
+	return ps
+}
+
 // limit is the largest number of guesses that the stream can still use.
 func (s *Stream) limit() int {
 	n := min(s.left-1, s.Context-s.seq.Len()-2, maxGuesses)
