@@ -28,6 +28,7 @@ func newCheckCmd() *cobra.Command {
 		Short: "Find out whether a deployed server is healthy, as a user would",
 		Long: `Check asks a server what its users ask: is the model loaded, does it answer, does drafting pay off, does a second
 turn find the first one in the cache, does a client that leaves free its slot, is there a model behind the name "any".
+Each drafter is asked alone, too: repetitions of earlier text are guessed without it and would hide one that is broken.
 
 It prints a line per check and exits with 1 if one fails. What a server does not tell, vLLM for instance does not
 say how many drafted tokens an answer had, is noted and does not fail; nor does a drafter that Strobe does not use
@@ -215,10 +216,21 @@ type checkTurn struct {
 		} `json:"prompt_tokens_details"`
 	} `json:"usage"`
 	Timings *struct {
-		Drafted  int     `json:"draft_n"`
-		Accepted int     `json:"draft_n_accepted"`
-		Speed    float64 `json:"predicted_per_second"`
+		Drafted  int                    `json:"draft_n"`
+		Accepted int                    `json:"draft_n_accepted"`
+		Speed    float64                `json:"predicted_per_second"`
+		Sources  map[string]checkSource `json:"draft_sources"`
 	} `json:"timings"`
+}
+
+// checkSource is what a source of drafts did.
+type checkSource struct {
+	Drafts   int `json:"drafts"`
+	Bad      int `json:"bad"`
+	Right    int `json:"right"`
+	Failed   int `json:"failed"`
+	Guessed  int `json:"draft_n"`
+	Accepted int `json:"draft_n_accepted"`
 }
 
 // question makes a drafter's work easy: a text that repeats itself. The mark keeps it out of earlier runs' caches.
@@ -234,10 +246,15 @@ func (c *checker) chat(
 	model string,
 	messages []map[string]string,
 	n int,
+	source string,
 ) (t checkTurn, err error) {
-	err = c.get(ctx, "/v1/chat/completions", map[string]any{
+	body := map[string]any{
 		"model": model, "messages": messages, "max_tokens": n, "temperature": 0, "ignore_eos": true,
-	}, &t)
+	}
+	if source != "" {
+		body["strobe"] = map[string]any{"draft": source}
+	}
+	err = c.get(ctx, "/v1/chat/completions", body, &t)
 	if err == nil && len(t.Choices) == 0 {
 		err = errors.New("the answer has no choices")
 	}
@@ -246,7 +263,7 @@ func (c *checker) chat(
 
 // answer asks a question.
 func (c *checker) answer(ctx context.Context) (string, error) {
-	t, err := c.chat(ctx, c.model, question(checkMark), 64)
+	t, err := c.chat(ctx, c.model, question(checkMark), 64, "")
 	if err != nil {
 		return "", err
 	}
@@ -261,15 +278,19 @@ func (c *checker) answer(ctx context.Context) (string, error) {
 	return note, nil
 }
 
+// enough is how many guesses there must be, and enoughDrafts how many first guesses, before none of them being right
+// says anything. The first guess of a drafter that works is right more often than not, and the text is easy.
+const enough, enoughDrafts = 16, 5
+
 // drafts looks whether guesses were accepted. A short answer may have none: drafting has to show first that it pays.
+// Then it asks each drafter alone: one that guesses nothing useful is hidden by repetitions of earlier text otherwise.
 func (c *checker) drafts(ctx context.Context) (string, error) {
 	t := c.first.Timings
 	if t == nil {
 		return "the server does not tell", nil
 	}
-	const enough = 16 // guesses of which one should have been right
 	if t.Accepted == 0 && t.Drafted < enough {
-		again, err := c.chat(ctx, c.model, question(checkMark+"d"), 512)
+		again, err := c.chat(ctx, c.model, question(checkMark+"d"), 512, "")
 		if err != nil {
 			return "", err
 		}
@@ -277,27 +298,94 @@ func (c *checker) drafts(ctx context.Context) (string, error) {
 			t = again.Timings
 		}
 	}
+	drafters, on := c.drafters(ctx)
+	note := ""
 	switch {
 	case t.Accepted > 0:
-		return fmt.Sprintf("%d of %d drafted tokens accepted", t.Accepted, t.Drafted), nil
-	case t.Drafted < enough && c.pauses(ctx):
-		return "hardly any: the server has a drafter and found that it does not pay at the moment", nil
-	case t.Drafted == 0:
+		note = fmt.Sprintf("%d of %d drafted tokens accepted", t.Accepted, t.Drafted)
+	case t.Drafted >= enough:
+		return "", fmt.Errorf("none of %d drafted tokens was accepted; does the drafter belong to this model?", t.Drafted)
+	case len(drafters) > 0 && on:
+		note = "hardly any: the server has a drafter and found that it does not pay at the moment"
+	default:
 		return "", errors.New("nothing was drafted; has the model a drafter, is drafting on?")
 	}
-	return "", fmt.Errorf("none of %d drafted tokens was accepted; does the drafter belong to this model?", t.Drafted)
+	if !on || len(t.Sources) == 0 { // another server, which has no such choice
+		return note, nil
+	}
+	for _, name := range drafters {
+		own, err := c.drafter(ctx, name)
+		if err != nil {
+			return "", err
+		}
+		note += "; " + own
+	}
+	return note, nil
 }
 
-// pauses reports whether it is the server's choice not to draft: Strobe does not where that would be slower.
-func (c *checker) pauses(ctx context.Context) bool {
+// drafter looks at the guesses of one drafter: in answers of its own, and in all answers since the model was loaded. Where
+// drafting seldom pays a few answers have a few drafts.
+func (c *checker) drafter(ctx context.Context, name string) (string, error) {
+	var x checkSource
+	for _, n := range []int{64, 512} {
+		t, err := c.chat(ctx, c.model, question(checkMark+name), n, name)
+		if err != nil {
+			return "", err
+		}
+		if t.Timings != nil {
+			x = t.Timings.Sources[name]
+		}
+		if x.Right > 0 || x.Bad > 0 || x.Failed > 0 {
+			break
+		}
+		if all := c.sinceLoaded(ctx, name); all.Drafts > x.Drafts {
+			x = all
+		}
+		if x.Right > 0 || x.Drafts >= enoughDrafts {
+			break
+		}
+	}
+	switch {
+	case x.Failed > 0 || x.Bad > 0 && x.Right == 0:
+		return "", fmt.Errorf("%s alone: %d of %s unusable; its file may be damaged (the server's log and \"strobe inspect\" "+
+			"say more)", name, x.Bad, count(x.Drafts, "draft"))
+	case x.Right > 0:
+		return fmt.Sprintf("%s alone: %d of %d, the first guess right in %d of %s", name, x.Accepted, x.Guessed, x.Right,
+			count(x.Drafts, "draft")), nil
+	case x.Drafts >= enoughDrafts:
+		return "", fmt.Errorf("%s alone: not one first guess of %d drafts was right; does the drafter belong to this model?",
+			name, x.Drafts)
+	}
+	return fmt.Sprintf("%s alone: %s, it does not pay at the moment", name, count(x.Drafts, "draft")), nil
+}
+
+// sinceLoaded is what a drafter did in all answers of the server.
+func (c *checker) sinceLoaded(ctx context.Context, name string) checkSource {
+	var list struct {
+		Models []struct {
+			Name    string
+			Sources map[string]checkSource `json:"draft_sources"`
+		}
+	}
+	_ = c.get(ctx, "/api/ps", nil, &list) // a server that does not tell has nothing to add
+	for _, m := range list.Models {
+		if m.Name == c.model {
+			return m.Sources[name]
+		}
+	}
+	return checkSource{}
+}
+
+// drafters are the names of the model's drafters, and whether the server uses them.
+func (c *checker) drafters(ctx context.Context) (names []string, on bool) {
 	var props struct {
 		Speculative struct {
-			Draft   string
-			Drafter bool
+			Draft    string
+			Drafters []string
 		}
 	}
 	err := c.get(ctx, "/props?model="+url.QueryEscape(c.model), nil, &props)
-	return err == nil && props.Speculative.Drafter && props.Speculative.Draft != speculate.Off
+	return props.Speculative.Drafters, err == nil && props.Speculative.Draft != speculate.Off
 }
 
 // cache asks a second question in the same conversation.
@@ -309,6 +397,7 @@ func (c *checker) cache(ctx context.Context) (string, error) {
 		append(question(checkMark), map[string]string{"role": "assistant", "content": m.Content},
 			map[string]string{"role": "user", "content": "Thank you."}),
 		4,
+		"",
 	)
 	switch {
 	case err != nil:
@@ -377,7 +466,7 @@ func (c *checker) cancel(ctx context.Context) (string, error) {
 
 // any asks for whatever model is loaded.
 func (c *checker) any(ctx context.Context) (string, error) {
-	if _, err := c.chat(ctx, "any", question(checkMark), 1); err != nil {
+	if _, err := c.chat(ctx, "any", question(checkMark), 1, ""); err != nil {
 		if c.first.Timings == nil { // not a name that other engines know
 			return "the server does not know the name", nil
 		}

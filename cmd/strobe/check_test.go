@@ -9,6 +9,9 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+
+	"strobe/internal/testkit"
+	"strobe/internal/testkit/edit"
 )
 
 func runCheck(t *testing.T, args ...string) (int, string, string) {
@@ -37,13 +40,18 @@ func TestCheckHealthyServer(t *testing.T) {
 	}
 }
 
-// sickServer answers like a server with one thing wrong: a check that fails, "drafter" if it has none, or "pays" if it
-// has one and hardly drafts.
+// sickServer answers like a server with one thing wrong: a check that fails, "drafter" if it has none, "pays" if it
+// has one and hardly drafts. Of two drafters one is bad when it is asked alone: never right ("hidden"), "NaN", "failed"
+// with an error, or asked too seldom to say ("seldom").
 func sickServer(t *testing.T, wrong string) string {
-	busy := 0
+	busy, drafters := 0, "[]"
+	if alone := map[string]bool{"pays": true, "hidden": true, "NaN": true, "failed": true, "seldom": true}; alone[wrong] {
+		drafters = `["mtp","dflash"]`
+	}
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var q struct {
 			Model    string
+			Strobe   struct{ Draft string }
 			Stream   bool
 			Messages []any
 		}
@@ -53,7 +61,7 @@ func sickServer(t *testing.T, wrong string) string {
 			w.WriteHeader(http.StatusServiceUnavailable)
 		case r.URL.Path == "/health":
 		case r.URL.Path == "/props":
-			fmt.Fprintf(w, `{"speculative":{"draft":"auto","drafter":%t}}`, wrong == "pays")
+			fmt.Fprintf(w, `{"speculative":{"draft":"auto","drafters":%s}}`, drafters)
 		case r.URL.Path == "/metrics":
 			fmt.Fprintf(w, "vllm:num_requests_running{model_name=\"m\"} %d\n", busy)
 		case r.URL.Path == "/v1/models" && wrong == "model":
@@ -78,6 +86,14 @@ func sickServer(t *testing.T, wrong string) string {
 			case "cache":
 				cached = 0
 			}
+			if drafters != "[]" && wrong != "pays" {
+				drafts += `,"draft_sources":{"mtp":{"drafts":3,"right":2},"dflash":{"x":0`
+				if q.Strobe.Draft == "dflash" {
+					drafts += map[string]string{"hidden": `,"drafts":5`, "NaN": `,"drafts":3,"bad":3`,
+						"failed": `,"failed":1`, "seldom": `,"drafts":4`}[wrong]
+				}
+				drafts += `}}`
+			}
 			fmt.Fprintf(w, `{"choices":[{"message":{"content":"x"}}],"usage":{"prompt_tokens":20,"completion_tokens":3,
 				"prompt_tokens_details":{"cached_tokens":%d}},"timings":{%s}}`, cached, drafts)
 		}
@@ -88,7 +104,8 @@ func sickServer(t *testing.T, wrong string) string {
 
 func TestCheckFindsWhatIsWrong(t *testing.T) {
 	for wrong, want := range map[string]string{"ready": "ready", "model": "model", "answer": "answer", "drafts": "drafts",
-		"drafter": "drafts", "pays": "", "cache": "cache", "cancel": "cancel", "any": "any", "": ""} {
+		"drafter": "drafts", "pays": "", "hidden": "drafts", "NaN": "drafts", "failed": "drafts", "seldom": "",
+		"cache": "cache", "cancel": "cancel", "any": "any", "": ""} {
 		code, out, errs := runCheck(t, sickServer(t, wrong), "--timeout", "1s")
 		failed := ""
 		for _, line := range strings.Split(out, "\n") {
@@ -102,5 +119,45 @@ func TestCheckFindsWhatIsWrong(t *testing.T) {
 	}
 	if code, _, _ := runCheck(t, "ftp://localhost"); code != exitUsage {
 		t.Errorf("an address of another protocol: %d", code)
+	}
+}
+
+// TestCheckSeesAUselessDrafter: repetitions of earlier text are guessed well without a drafter, so a text full of them
+// says nothing of it. This one always guesses token 0, and is sure of nothing, so that none of it is ever verified. Long:
+// the built-in model writes several hundred tokens for it.
+func TestCheckSeesAUselessDrafter(t *testing.T) {
+	testkit.Long(t)
+	d := edit.Read(t, "../../models/strobe-go-66m-dflash.gguf")
+	norm := d.Values(t, "output_norm.weight")
+	d.Put("output_norm.weight", make([]float32, len(norm)), len(norm))
+	url, _ := serve(t, "-d", d.Write(t))
+	if code, out, _ := runCheck(t, url); code != exitError ||
+		!strings.Contains(out, "FAIL drafts  dflash alone: not one first guess") {
+		t.Errorf("code %d, %s", code, out)
+	}
+	if out := runPs(t, url); !strings.Contains(out, "dflash 0 of ") {
+		t.Errorf("ps: %s", out)
+	}
+}
+
+func runPs(t *testing.T, url string) string {
+	t.Helper()
+	var out, errs bytes.Buffer
+	if code := run(context.Background(), []string{"ps", url}, strings.NewReader(""), &out, &errs); code != exitOK {
+		t.Errorf("ps: code %d, %s", code, errs.String())
+	}
+	return out.String()
+}
+
+// TestSourcesText: the last column of ps.
+func TestSourcesText(t *testing.T) {
+	for want, x := range map[string]checkSource{
+		"mtp not asked": {}, "mtp 0 of 0": {Drafts: 2}, "mtp 3 of 9": {Drafts: 4, Right: 2, Guessed: 9, Accepted: 3},
+		"mtp 0 of 0 (3 of 3 drafts unusable) (failed in 1 answer)": {Drafts: 3, Bad: 3, Failed: 1},
+	} {
+		if got := sourcesText(map[string]checkSource{"ngram": {Drafts: 1, Guessed: 2, Accepted: 1}, "mtp": x}); got !=
+			want+", ngram 1 of 2" {
+			t.Errorf("%+v: %q, want %q", x, got, want)
+		}
 	}
 }

@@ -92,6 +92,19 @@ func TestInspectBadDrafters(t *testing.T) {
 			}
 		}
 	}
+	for _, x := range []struct {
+		f    *edit.File
+		name string
+	}{{edit.Block(t, "qwen35"), "blk.2.nextn.eh_proj.weight"}, {edit.Golden(t, "gemma4-assistant"), "nextn.pre_projection.weight"}} {
+		values := x.f.Values(t, x.name)
+		values[len(values)-1] = float32(math.NaN())
+		path := x.f.Put(x.name, values, x.f.Tensor(x.name).Shape...).Write(t)
+		var out, errs bytes.Buffer
+		if code := run(t.Context(), []string{"inspect", path}, nil, &out, &errs); code != exitError ||
+			!strings.Contains(out.String(), "the drafter cannot guess: ") || !strings.Contains(out.String(), x.name) {
+			t.Errorf("%s: code %d, %s%s", x.name, code, out.String(), errs.String())
+		}
+	}
 	var out, errs bytes.Buffer
 	if code := run(t.Context(), []string{"inspect", good.Write(t), "--target", model}, nil, &out, &errs); code != exitOK ||
 		!strings.Contains(out.String(), "the drafter loads beside the target") {

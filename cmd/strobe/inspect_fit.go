@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	"strobe/internal/draft"
 	"strobe/internal/draft/dflash"
 	"strobe/internal/draft/eagle3"
 	"strobe/internal/draft/mtp"
@@ -26,12 +27,15 @@ type drafterInfo struct {
 
 // readDrafter says what kind of drafter a file is, if it is one.
 func (r *report) readDrafter(f *gguf.File) {
-	if arch := f.Arch(); strings.HasPrefix(arch, "gemma4") && strings.HasSuffix(arch, "assistant") {
-		r.note("a Gemma 4 assistant: drafts for the Gemma 4 model it was trained with")
-		return
-	}
 	if mtp.Supported(f) {
-		r.note("a layer for multi-token prediction without its model: give it with -d beside the model")
+		if strings.HasSuffix(f.Arch(), "assistant") {
+			r.note("a Gemma 4 assistant: drafts for the Gemma 4 model it was trained with")
+		} else {
+			r.note("a layer for multi-token prediction without its model: give it with -d beside the model")
+		}
+		if err := draft.CheckWeights(f); err != nil {
+			r.fail("the drafter cannot guess: %v", err)
+		}
 		return
 	}
 	if eagle3.Supported(f) {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"strobe/internal/hub"
+	"strobe/internal/platform"
 )
 
 func newListCmd() *cobra.Command {
@@ -24,11 +26,13 @@ func newListCmd() *cobra.Command {
 		Long: `List shows the models, drafters and mmproj files in the cache, by the names that -m, -d and "strobe rm"
 take, and the drafters that were made from checkpoints.
 
-With --known it shows the short names: which model and which drafter they bring together, and how large
-the model is. A file models.toml in the folder that "strobe config" names adds more:
+With --known it shows the short names: which model and which drafter they bring together, how large the model is, about
+how much memory both take, and what of this machine has so much free: a GPU, a GPU with the help of the processor
+(GPU+CPU), the processor (CPU), or nothing (no). A file models.toml in the folder that "strobe config" names adds more:
 
   ["my-model"]
   model = "OWNER/REPO:FILE"
+  mirrors = ["OWNER/REPO:FILE"]
   drafters = ["OWNER/REPO:FILE"]`,
 		Example: `  strobe list
   strobe list --known`,
@@ -50,24 +54,83 @@ func listKnown(cmd *cobra.Command, asJSON bool) error {
 	if err != nil {
 		return err
 	}
+	here := thisMachine()
 	if asJSON {
-		return json.NewEncoder(cmd.OutOrStdout()).Encode(known)
+		type item struct {
+			namedModel
+			Memory float64 // gigabytes
+			Fits   string
+		}
+		items := map[string]item{}
+		for name, x := range known {
+			items[name] = item{x, x.memory(), here.fits(x.memory())}
+		}
+		return json.NewEncoder(cmd.OutOrStdout()).Encode(items)
+	}
+	order := builtinOrder()
+	for _, name := range slices.Sorted(maps.Keys(known)) { // the user's own
+		if !slices.Contains(order, name) {
+			order = append(order, name)
+		}
 	}
 	w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "NAME\tSIZE\tMODEL\tDRAFTER")
-	for _, name := range slices.Sorted(maps.Keys(known)) {
+	fmt.Fprintln(w, "NAME\tSIZE\tMEMORY\tFITS\tMODEL\tDRAFTER")
+	for _, name := range order {
 		x := known[name]
 		drafter := "none"
 		if len(x.Drafters) > 0 {
 			drafter, _, _ = strings.Cut(x.Drafters[0], ":")
+		} else if x.MTP {
+			drafter = "in the model's file"
 		}
-		size := ""
+		size, memory := "", ""
 		if x.Size > 0 {
-			size = fmt.Sprintf("%.1f GB", x.Size)
+			size, memory = fmt.Sprintf("%.1f GB", x.Size), fmt.Sprintf("%.0f GB", math.Ceil(x.memory()))
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", name, size, x.Model, drafter)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", name, size, memory, here.fits(x.memory()), x.Model, drafter)
 	}
 	return w.Flush()
+}
+
+// memory is about what a model takes while it runs with a few thousand tokens of context, in gigabytes; 0 if its size is
+// not known. A drafter of the usual type is a tenth of its model; a tenth and a gigabyte are for the rest. What "strobe
+// fit" says is exact, and needs the file.
+func (x namedModel) memory() float64 {
+	switch {
+	case x.Size == 0:
+		return 0
+	case len(x.Drafters) > 0:
+		return 1.2*x.Size + 1
+	}
+	return 1.1*x.Size + 1
+}
+
+// machine is the memory of this machine, in gigabytes.
+type machine struct{ gpu, ram float64 }
+
+func thisMachine() (m machine) {
+	for _, d := range listDevices() {
+		if d.Err == nil {
+			m.gpu = max(m.gpu, float64(d.Free)/1e9)
+		}
+	}
+	m.ram = float64(platform.AvailableMemory()) / 1e9
+	return m
+}
+
+// fits says where a model that takes so much memory would run; "" if that is not known.
+func (m machine) fits(need float64) string {
+	switch {
+	case need == 0 || m.gpu == 0 && m.ram == 0:
+		return ""
+	case need <= m.gpu:
+		return "GPU"
+	case m.gpu > 0 && need <= m.gpu+m.ram:
+		return "GPU+CPU"
+	case need <= m.ram:
+		return "CPU"
+	}
+	return "no"
 }
 
 // stored is a file, or a folder with a checkpoint, that strobe put into its caches.
@@ -188,7 +251,7 @@ func cachedOf(c *hub.Client, name string) (found []stored, err error) {
 		}
 		return nil, err
 	}
-	refs := []string{of.ref}
+	refs := append([]string{of.ref}, of.mirrors...)
 	if of.ref != name {
 		refs = append(refs, of.drafters...)
 	}
@@ -246,7 +309,7 @@ file go with them, and what "strobe inspect" says of the model. It downloads not
 			if of.ref != "" {
 				path = ""
 				var vision *hub.Plan
-				if p, err := c.Local(of.ref, false); err == nil {
+				if p := of.cached(c); p != nil {
 					path, vision = p.Path, p.Vision
 				}
 				fmt.Fprintf(out, "model      %s%s\n", of.ref, here(path))

@@ -25,8 +25,22 @@ var builtinNames string
 // namedModel is a table of models.toml.
 type namedModel struct {
 	Model    string
+	Mirrors  []string // other repositories of it, in order, for when the first does not have it
 	Drafters []string // the first one that can be had is used
+	MTP      bool     // its file has a layer for multi-token prediction
 	Size     float64  // of the model, in gigabytes
+}
+
+// builtinOrder are the names of models.toml in its order: what is recommended first comes first.
+func builtinOrder() (names []string) {
+	var tables map[string]toml.Primitive
+	meta, _ := toml.Decode(builtinNames, &tables) // a test decodes it
+	for _, key := range meta.Keys() {
+		if len(key) == 1 {
+			names = append(names, key[0])
+		}
+	}
+	return names
 }
 
 // knownModels are the names of models.toml and of the user's file of that name.
@@ -47,10 +61,10 @@ func knownModels() (map[string]namedModel, error) {
 	case err != nil:
 		return nil, err
 	case len(meta.Undecoded()) > 0:
-		return nil, fmt.Errorf("%s: there is no setting %q; want model, drafters and size", file, meta.Undecoded()[0])
+		return nil, fmt.Errorf("%s: there is no setting %q; want model, mirrors, drafters, mtp and size", file, meta.Undecoded()[0])
 	}
 	for name, x := range own {
-		for _, ref := range append([]string{x.Model}, x.Drafters...) {
+		for _, ref := range slices.Concat([]string{x.Model}, x.Mirrors, x.Drafters) {
 			if _, err := hub.ParseRef(ref); err != nil && !isFile(ref) {
 				return nil, fmt.Errorf("%s: %s: %w", file, name, err)
 			}
@@ -96,6 +110,7 @@ type meaning struct {
 	file       string
 	checkpoint string
 	ref        string
+	mirrors    []string // other references to the same
 	drafters   []string // that were made for it
 	named      bool     // by a short name, which brings everything that goes with the model
 }
@@ -122,11 +137,14 @@ func lookUp(name string) (meaning, error) {
 		if isFile(ref) {
 			return meaning{file: ref, drafters: x.Drafters}, nil
 		}
+		mirrors := slices.Clone(x.Mirrors)
 		if typ != "" {
-			ref, _, _ = strings.Cut(ref, ":")
-			ref += ":" + typ
+			ref = ofType(ref, typ)
+			for i := range mirrors {
+				mirrors[i] = ofType(mirrors[i], typ)
+			}
 		}
-		return meaning{ref: ref, drafters: x.Drafters, named: true}, nil
+		return meaning{ref: ref, mirrors: mirrors, drafters: x.Drafters, named: true}, nil
 	}
 	r, err := hub.ParseRef(name)
 	if st, serr := os.Stat(name); err != nil && serr == nil && st.IsDir() {
@@ -149,6 +167,34 @@ func lookUp(name string) (meaning, error) {
 	return m, nil
 }
 
+// ofType is a reference to the file of another type in the same repository.
+func ofType(ref, typ string) string {
+	repo, _, _ := strings.Cut(ref, ":")
+	return repo + ":" + typ
+}
+
+// cached is the model in the cache, from whichever of its repositories; nil if it is not there.
+func (of meaning) cached(c *hub.Client) *hub.Plan {
+	for _, ref := range append([]string{of.ref}, of.mirrors...) {
+		if p, err := c.Local(ref, false); err == nil {
+			return p
+		}
+	}
+	return nil
+}
+
+// resolve asks the hub for the model: one repository after the other until one has it.
+func (of meaning) resolve(cmd *cobra.Command, c *hub.Client) (p *hub.Plan, err error) {
+	refs := append([]string{of.ref}, of.mirrors...)
+	for i, ref := range refs {
+		if p, err = c.Resolve(cmd.Context(), ref); err == nil || cmd.Context().Err() != nil || i == len(refs)-1 {
+			break
+		}
+		infof(cmd, "%s; looking for %s", oneLine(err), refs[i+1])
+	}
+	return p, err
+}
+
 // local makes what a name of a model stands for a local file.
 func (of meaning) local(cmd *cobra.Command) (path string, err error) { return of.fetch(cmd, false) }
 
@@ -166,11 +212,11 @@ func (of meaning) fetch(cmd *cobra.Command, vision bool) (path string, err error
 		return "", err
 	}
 	// What the cache has is taken without asking the hub.
-	if p, err := c.Local(of.ref, false); err == nil {
+	if p := of.cached(c); p != nil {
 		return p.Path, nil
 	}
 	infof(cmd, "looking for %s", of.ref)
-	p, err := c.Resolve(cmd.Context(), of.ref)
+	p, err := of.resolve(cmd, c)
 	if err != nil {
 		return "", err
 	}

@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -218,17 +219,78 @@ func TestBuiltinNames(t *testing.T) {
 		if name != strings.ToLower(name) || x.Size <= 0 {
 			t.Errorf("%s: %+v", name, x)
 		}
-		for _, ref := range append([]string{x.Model}, x.Drafters...) {
+		for _, ref := range slices.Concat([]string{x.Model}, x.Mirrors, x.Drafters) {
 			r, err := hub.ParseRef(ref)
-			if err != nil || r.File != "" && !strings.HasSuffix(r.File, ".gguf") {
+			if err != nil || strings.Contains(r.File, ".") && !strings.HasSuffix(r.File, ".gguf") {
 				t.Errorf("%s: %q: %v", name, ref, err)
 			}
 		}
 		for _, ref := range x.Drafters {
-			if !hub.IsDrafter(strings.ReplaceAll(ref, "/", "-")) && !strings.Contains(ref, ":mtp-") {
+			if !hub.IsDrafter(strings.ReplaceAll(ref, "/", "-")) && !strings.Contains(ref, "mtp-") {
 				t.Errorf("%s: %s is no drafter", name, ref)
 			}
 		}
+	}
+}
+
+// TestMirrors: the first repository that the hub lists is used, here and in pull, and what is cached is found again.
+func TestMirrors(t *testing.T) {
+	model := golden(t, "qwen3/model.gguf")
+	requests := newHub(t, map[string][]byte{"second/m-GGUF/m-Q4_K_M.gguf": model, "second/m-GGUF/m-Q8_0.gguf": model,
+		"third/m-GGUF/m-Q4_K_M.gguf": model})
+	ownNames(t, `["m"]
+model = "gone/m-GGUF"
+mirrors = ["second/m-GGUF", "third/m-GGUF"]
+size = 1
+`)
+	code, out, stderr := command(t, "pull", "m")
+	if code != exitOK || !strings.Contains(out, "models--second--m-GGUF") || !strings.Contains(out, "m-Q4_K_M.gguf") ||
+		!strings.Contains(stderr, "gone/m-GGUF") {
+		t.Fatalf("pull: code %d, %s%s", code, out, stderr)
+	}
+	before := requests.Load()
+	if code, out, stderr := command(t, "run", "m", "--raw", "-n", "2", "x"); code != exitOK || requests.Load() != before {
+		t.Errorf("run: code %d, %d requests, %s%s", code, requests.Load()-before, out, stderr)
+	}
+	if code, out, stderr := command(t, "pull", "m:Q8_0"); code != exitOK || !strings.Contains(out, "m-Q8_0.gguf") {
+		t.Errorf("another type: code %d, %s%s", code, out, stderr)
+	}
+	if code, out, _ := command(t, "show", "m"); code != exitOK || strings.Contains(out, "not downloaded") {
+		t.Errorf("show: code %d, %s", code, out)
+	}
+	if code, _, stderr := command(t, "rm", "m"); code != exitOK || strings.Count(stderr, "deleted") != 2 {
+		t.Errorf("rm: code %d, %s", code, stderr)
+	}
+	ownNames(t, `["m"]
+model = "gone/m-GGUF"
+mirrors = ["lost/m-GGUF"]
+`)
+	if code, _, stderr := command(t, "pull", "m"); code != exitError || !strings.Contains(stderr, "lost/m-GGUF") {
+		t.Errorf("from nowhere: code %d, %s", code, stderr)
+	}
+}
+
+// TestFits: where a model of some size runs.
+func TestFits(t *testing.T) {
+	for _, c := range []struct {
+		gpu, ram, need float64
+		want           string
+	}{
+		{24, 32, 24, "GPU"}, {24, 32, 24.1, "GPU+CPU"}, {24, 32, 56.1, "no"}, {0, 32, 32, "CPU"}, {0, 32, 32.1, "no"},
+		{24, 32, 0, ""}, {0, 0, 3, ""}, {24, 0, 25, "no"},
+	} {
+		if got := (machine{c.gpu, c.ram}).fits(c.need); got != c.want {
+			t.Errorf("%g GB on a GPU, %g GB beside it, %g GB needed: %q, want %q", c.gpu, c.ram, c.need, got, c.want)
+		}
+	}
+	if x := (namedModel{Size: 10}); x.memory() != 12 || (namedModel{}).memory() != 0 {
+		t.Errorf("10 GB take %g", x.memory())
+	}
+	if x := (namedModel{Size: 10, Drafters: []string{"a/b"}}); x.memory() != 13 {
+		t.Errorf("10 GB with a drafter take %g", x.memory())
+	}
+	if order := builtinOrder(); order[0] != "qwen3.8-27b" || len(order) < 20 {
+		t.Errorf("the list begins with %v", order)
 	}
 }
 

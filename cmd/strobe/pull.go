@@ -57,11 +57,10 @@ HF_HUB_CACHE (where the cache is), HF_ENDPOINT (another hub), HF_HUB_OFFLINE=1
 			if token != "" {
 				c.Token = token
 			}
-			refs := append([]string{of.ref}, of.drafters...)
 			if of.ref == args[0] { // one file was asked for
-				refs = refs[:1]
+				of.drafters = nil
 			}
-			return runPull(cmd, c, refs, of.named)
+			return runPull(cmd, c, of)
 		},
 	}
 	cmd.Flags().StringVar(&endpoint, "endpoint", "",
@@ -73,42 +72,40 @@ HF_HUB_CACHE (where the cache is), HF_ENDPOINT (another hub), HF_HUB_OFFLINE=1
 
 // runPull fetches a model and the first of its drafters that the hub has, and the image encoder beside the model if
 // that is asked for.
-func runPull(cmd *cobra.Command, c *hub.Client, refs []string, vision bool) error {
+func runPull(cmd *cobra.Command, c *hub.Client, of meaning) error {
 	c.Log = func(line string) { infof(cmd, "%s", line) }
-	var eyes *hub.Plan
-	for i, ref := range refs {
-		resolve := c.Resolve
-		if i > 0 {
-			resolve = c.ResolveDrafter
-		}
-		plan, err := resolve(cmd.Context(), ref)
-		if err != nil && i > 0 && cmd.Context().Err() == nil {
-			infof(cmd, "drafter %s: %s", ref, oneLine(err))
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		if i == 0 && vision {
-			eyes = plan.Vision
-		}
+	model, err := of.resolve(cmd, c)
+	if err != nil {
+		return err
+	}
+	plans := []*hub.Plan{model}
+	fetch := func(plan *hub.Plan) error {
 		path, err := pull(cmd, c, plan)
-		if err != nil {
-			return err
+		if err == nil {
+			fmt.Fprintln(cmd.OutOrStdout(), path)
 		}
-		fmt.Fprintln(cmd.OutOrStdout(), path)
-		if i > 0 {
+		return err
+	}
+	for _, ref := range of.drafters {
+		plan, err := c.ResolveDrafter(cmd.Context(), ref)
+		if err == nil {
+			plans = append(plans, plan)
 			break
 		}
+		if cmd.Context().Err() != nil {
+			return err
+		}
+		infof(cmd, "drafter %s: %s", ref, oneLine(err))
 	}
-	if eyes == nil {
-		return nil
+	if of.named && model.Vision != nil {
+		plans = append(plans, model.Vision)
 	}
-	path, err := pull(cmd, c, eyes)
-	if err == nil {
-		fmt.Fprintln(cmd.OutOrStdout(), path)
+	for _, plan := range plans {
+		if err := fetch(plan); err != nil {
+			return err
+		}
 	}
-	return err
+	return nil
 }
 
 // pull downloads what was planned and shows how far it is.

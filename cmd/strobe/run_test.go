@@ -14,7 +14,7 @@ import (
 // TestSummary: the last line says what drafting gained, or that it was paused, and no ratio that means nothing.
 func TestSummary(t *testing.T) {
 	st := speculate.Stats{Tokens: 101, Rounds: 40, Guessed: 80, DecodeTime: time.Second, PlainCost: 20 * time.Millisecond,
-		BySource: map[string]int{"dflash": 30}}
+		BySource: map[string]speculate.SourceStats{"dflash": {Rounds: 30}}}
 	if s := summary(&st, true); !strings.Contains(s, "about 2.00x plain decoding") || strings.Contains(s, "paused") {
 		t.Error(s)
 	}

@@ -227,8 +227,10 @@ func summarise(name string, cases [][]result, repeats int) ModeReport {
 	m.Guessed, m.Accepted = all.Guessed, all.Accepted
 	m.Lengths = histogram(all.ByLength[:])
 	m.ByPosition = byPosition(&all)
-	for s, n := range all.BySource {
-		m.Sources[s] = n
+	for s, x := range all.BySource {
+		if x.Rounds > 0 {
+			m.Sources[s] = x.Rounds
+		}
 	}
 	perToken := func(d time.Duration) float64 {
 		if all.Tokens == 0 {

@@ -681,6 +681,13 @@ func TestDrafterChecks(t *testing.T) {
 		c.config["dflash_config"].(map[string]any)["mask_token_id"] = 512
 		convertFails(t, c.write(), Options{Target: target}, "mask_token_id", "512")
 	})
+	t.Run("block", func(t *testing.T) {
+		for _, n := range []int{0, 1, 257} {
+			c := golden(t, "dflash-qwen35")
+			c.config["dflash_config"].(map[string]any)["block_size"] = n
+			convertFails(t, c.write(), Options{Target: target}, "block_size", fmt.Sprintf("a block of %d tokens", n))
+		}
+	})
 	t.Run("drafter as target", func(t *testing.T) {
 		d := testkit.Golden(t, "dflash-qwen35/hf")
 		convertFails(t, d, Options{Target: d}, "drafter itself")

@@ -190,6 +190,9 @@ func (m *model) checkDrafter(fc []int, path string) error {
 	if hasMask && (mask < 0 || mask >= vocab) {
 		return fieldErr(cfg, "dflash_config.mask_token_id", "%d is outside the vocabulary of %d", mask, vocab)
 	}
+	if n := m.drafterBlock(); n < 2 || n > 256 { // as package dflash loads them
+		return fieldErr(cfg, "dflash_config.block_size", "a block of %d tokens; want 2 to 256", n)
+	}
 	return nil
 }
 

@@ -35,6 +35,14 @@ type Source interface {
 	Draft(reqs []Request, top int) ([]Proposal, error)
 }
 
+// Continuer is a source that can go on after guesses of another one, at next to no cost.
+type Continuer interface {
+	Source
+	// Continue guesses up to N tokens after the last one and each beginning of some guesses: element i is what follows
+	// the first i+1 of them, and may be empty. It does not change the context.
+	Continue(req Request, guesses []int32) []Proposal
+}
+
 // Context is what a source knows of one sequence. Its type is up to the source, for example a *cache.Seq. The owner of
 // the target's sequence forks, cuts, saves and restores the contexts of sources that capture together with it; those of
 // other sources are created again from the tokens.

@@ -12,7 +12,7 @@ import (
 // A drafter that was trained with another model of the same family fits by its shapes and its vocabulary, and guesses
 // badly. Names are all there is to tell by.
 var (
-	family  = regexp.MustCompile(`(qwen|gemma|llama)[ _-]?(\d+(?:\.\d+)?)(b?)`)
+	family  = regexp.MustCompile(`(qwen|gemma|llama)[ -]?(\d+(?:\.\d+)?)(?:([ -])(\d)\b)?(b?)`)
 	variant = regexp.MustCompile(`\b(base|pt|instruct|it|chat|thinking|coder)\b`)
 	kindOf  = map[string]string{"pt": "base", "it": "instruct", "chat": "instruct"}
 )
@@ -27,15 +27,18 @@ func names(f *gguf.File) string {
 	return strings.ToLower(strings.ReplaceAll(all, "_", " "))
 }
 
-// generation is the family and the generation that a name says: "qwen 3.5" for Qwen3.5-4B and for qwen35-4b. A number
-// of billions is none.
+// generation is the family and the generation that a name says: "qwen 3.5" for Qwen3.5-4B, qwen35-4b and qwen3_5-4b. A
+// number of billions is none.
 func generation(name string) (of, number string) {
 	m := family.FindStringSubmatch(name)
-	if m == nil || m[3] != "" {
+	if m == nil || m[5] != "" {
 		return "", ""
 	}
-	if number = m[2]; len(number) == 2 && number[1] != '.' {
+	switch number = m[2]; {
+	case len(number) == 2:
 		number = number[:1] + "." + number[1:]
+	case len(number) == 1 && m[3] == " ": // it was an underscore, in names where a point cannot be
+		number += "." + m[4]
 	}
 	return m[1], number
 }
@@ -68,8 +71,9 @@ func MadeForAnother(drafter, target *gguf.File) string {
 			return fmt.Sprintf("the model is called %q, the one that the drafter was made for is not", k)
 		}
 	}
-	// Gemma's base models have no word for it, those that follow instructions always have.
-	if tFamily == "gemma" && of["instruct"] && !is["instruct"] {
+	// Gemma's base models have no word for it and no chat template. Those that follow instructions have a template, even
+	// where somebody left the word out of a name.
+	if tFamily == "gemma" && of["instruct"] && !is["instruct"] && !target.Has("tokenizer.chat_template") {
 		return "the drafter was made for a model that follows instructions (it), the model seems to be a base model"
 	}
 	return ""

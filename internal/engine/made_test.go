@@ -11,7 +11,11 @@ import (
 // TestMadeForAnother: names tell drafters of other generations and of base models from those that belong.
 func TestMadeForAnother(t *testing.T) {
 	named := func(name string) *gguf.File {
+		name, template := strings.CutSuffix(name, " with a template")
 		header := new(edit.File).Set("general.architecture", "qwen3").Set("general.name", name)
+		if template {
+			header.Set("tokenizer.chat_template", "{{ messages }}")
+		}
 		f, err := gguf.Open(header.Write(t))
 		if err != nil {
 			t.Fatal(err)
@@ -34,6 +38,15 @@ func TestMadeForAnother(t *testing.T) {
 		{"gemma-4-31B-it-DFlash", "Gemma 4 31B", "seems to be a base model"},
 		{"gemma-4-31B-it-DFlash", "Gemma 4 31B it", ""},
 		{"gemma-4-31B-DFlash", "Gemma 4 31B", ""},
+		{"gemma-4-31B-it-DFlash", "Gemma 4 31B with a template", ""},
+		{"gemma-4-31B-pt-DFlash", "Gemma 4 31B with a template", `made for a model called "base"`},
+		{"qwen3_5_4b_dflash", "Qwen3.5 4B", ""},
+		{"qwen3_5-4b-dflash", "Qwen3.6 4B", "qwen 3.5, the model is qwen 3.6"},
+		{"Qwen3 8 B DFlash", "Qwen3.8 27B", ""}, // may be either
+		{"Qwen3-8B-DFlash", "Qwen3 8B", ""},
+		{"qwen38-27b-dflash2", "Qwen3.8-27B", ""},
+		{"Qwen3.8-27B-DFlash2", "Qwen3.6-27B", "qwen 3.8, the model is qwen 3.6"},
+		{"Qwen3.6-35B-A3B-DFlash", "Ornith-1.5-35B-A3B", ""}, // another name, the same kin
 		{"drafter", "Something", ""},
 	} {
 		got := MadeForAnother(named(c.drafter), named(c.target))

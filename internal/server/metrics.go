@@ -175,6 +175,7 @@ func (m *meter) families() []*family {
 		snap := e.Snapshot()
 		m.put(putterOf(model), model, &snap)
 		putMemory(putterOf(model), e, &snap)
+		putSources(putterOf(model), e, &snap)
 	}
 	for _, u := range m.upstreams.States() {
 		for _, r := range u.Replicas {
@@ -201,6 +202,27 @@ func putMemory(put putter, e *engine.Engine, s *engine.Snapshot) {
 	}
 	put("vllm:cache_config_info", "gauge", "Tokens of a page of the cache, and pages of slots and prefix cache.", 1,
 		fmt.Sprintf(`block_size="%d",num_gpu_blocks="%d"`, cache.PageTokens, pages))
+}
+
+// putSources says what each source of drafts did. Drafters that were never asked are there, too.
+func putSources(put putter, e *engine.Engine, s *engine.Snapshot) {
+	for _, src := range e.Model().Runner.Sources {
+		x, label := s.Stats.BySource[src.Name()], fmt.Sprintf("source=%q", src.Name())
+		for _, c := range []struct {
+			name, help string
+			value      float64
+		}{
+			{"drafts_total", "Times that the source was asked for guesses.", float64(x.Drafts)},
+			{"drafts_bad_total", "Of them, those without a usable token, such as guesses that are not numbers.", float64(x.Bad)},
+			{"drafts_right_total", "Of them, those whose first guess was right, verified or not.", float64(x.Right)},
+			{"draft_failures_total", "Answers that went on without the source because of errors.", float64(x.Failed)},
+			{"draft_tokens_total", "Guesses of the source that were verified.", float64(x.Guessed)},
+			{"draft_tokens_accepted_total", "Of them, those that were right.", float64(x.Accepted)},
+			{"draft_seconds_total", "Time of the source's drafts.", x.Draft.Seconds()},
+		} {
+			put("strobe:source_"+c.name, "counter", c.help, c.value, label)
+		}
+	}
 }
 
 // putReplica says how an upstream's replica does, as seen from here.

@@ -29,6 +29,8 @@ type ollamaModel struct {
 	ExpiresAt  *time.Time    `json:"expires_at,omitempty"` // of loaded ones, like the next two
 	SizeVRAM   *int64        `json:"size_vram,omitempty"`
 	Context    int           `json:"context_length,omitempty"`
+
+	DraftSources map[string]sourceJSON `json:"draft_sources,omitempty"` // of loaded ones: what each did since then
 }
 
 type ollamaDetails struct {
@@ -93,6 +95,7 @@ func (s *ollama) tags(w http.ResponseWriter, r *http.Request) (any, error) {
 // loadedModels lists what is loaded. What does not expire stays until something else needs the room.
 func (s *ollama) loadedModels(w http.ResponseWriter, r *http.Request) (any, error) {
 	out := []ollamaModel{}
+	engines := s.models().Resident()
 	for _, m := range s.models().List() {
 		if m.State == engine.StateLoaded {
 			x := s.newOllamaModel(m)
@@ -102,10 +105,26 @@ func (s *ollama) loadedModels(w http.ResponseWriter, r *http.Request) (any, erro
 				at := m.Expires.UTC()
 				x.ExpiresAt = &at
 			}
+			if e := engines[m.Name]; e != nil {
+				x.DraftSources = draftSources(e)
+			}
 			out = append(out, x)
 		}
 	}
 	return map[string]any{"models": out}, nil
+}
+
+// draftSources is what each source of drafts of a loaded model did in answers that ended. Drafters that were never asked
+// are there, too.
+func draftSources(e *engine.Engine) map[string]sourceJSON {
+	snap := e.Snapshot()
+	out := sourcesJSON(&snap.Stats)
+	for _, d := range e.Model().Drafters() {
+		if _, asked := out[d.Name()]; !asked {
+			out[d.Name()] = sourceJSON{}
+		}
+	}
+	return out
 }
 
 type ollamaNamed struct {

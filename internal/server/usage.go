@@ -8,6 +8,7 @@ import (
 	"strobe/internal/chat/parse"
 	"strobe/internal/engine"
 	"strobe/internal/sample"
+	"strobe/internal/speculate"
 	"strobe/internal/tokenizer"
 )
 
@@ -80,6 +81,28 @@ type timingsJSON struct {
 	SpeedupEst     float64 `json:"speedup_est,omitempty"`
 	QueuedMS       float64 `json:"queued_ms,omitempty"`
 	FirstMS        float64 `json:"first_token_ms,omitempty"` // from the request's arrival in the queue
+
+	DraftSources map[string]sourceJSON `json:"draft_sources,omitempty"` // by name, of those that were asked
+}
+
+// sourceJSON is what one source of drafts did.
+type sourceJSON struct {
+	Drafts   int     `json:"drafts"`  // times that it was asked for guesses
+	Bad      int     `json:"bad"`     // of them, those without a usable token, such as guesses that are not numbers
+	Right    int     `json:"right"`   // of them, those whose first guess was right, verified or not
+	Failed   int     `json:"failed"`  // answers that went on without it, because of an error or of bad drafts in a row
+	Guessed  int     `json:"draft_n"` // guesses that were verified
+	Accepted int     `json:"draft_n_accepted"`
+	DraftMS  float64 `json:"draft_ms"` // of its drafts
+}
+
+// sourcesJSON is what each source of drafts did.
+func sourcesJSON(st *speculate.Stats) map[string]sourceJSON {
+	out := map[string]sourceJSON{}
+	for name, x := range st.BySource {
+		out[name] = sourceJSON{x.Drafts, x.Bad, x.Right, x.Failed, x.Guessed, x.Accepted, ms(x.Draft)}
+	}
+	return out
 }
 
 // perSecond and perToken are finite whatever happened.
@@ -113,6 +136,7 @@ func timings(res *engine.Result) *timingsJSON {
 		t.DraftCycles, t.AcceptLenMean = st.Drafts, st.Mean()
 		t.DraftMS, t.VerifyMS = ms(st.Draft), ms(st.Verify)
 	}
+	t.DraftSources = sourcesJSON(st)
 	if st.PlainCost > 0 {
 		t.PlainPerSecond = 1 / st.PlainCost.Seconds()
 		t.SpeedupEst = st.SpeedUp()

@@ -678,6 +678,9 @@ func TestGuessesOutsideTheVocabulary(t *testing.T) {
 	if st := f.Stats(); d.n != 3 || st.BadDrafts != 3 || st.DraftErr == nil {
 		t.Errorf("%d drafts asked, %d bad, error %v; want three and an error", d.n, st.BadDrafts, st.DraftErr)
 	}
+	if got := f.Stats().BySource[drafter]; got.Drafts != 3 || got.Bad != 3 || got.Failed != 1 || got.Guessed != 0 {
+		t.Errorf("counted %+v, want three bad drafts and a failure", got)
+	}
 }
 
 // TestManyRowsGiveSingleStepLogits (failure F43): passes of 2 to 17 rows give the logits of single steps, with

@@ -68,7 +68,11 @@ func (r *Runner) schedule(streams []*Stream, chunk int) *plan {
 		c.Limit = s.limit()
 		for i := range s.sources {
 			st := &s.sources[i]
+			st.first = -1
 			c.Usable[i], c.Warming[i] = st.ctx != nil, st.since > 0 && s.seq.Len()-st.since < warmUp
+		}
+		if c.Continue = nil; r.tail >= 0 && s.sources[r.tail].ctx != nil {
+			c.Tail, c.Continue = r.tail, s.continued
 		}
 		decode = append(decode, c)
 		by[c] = s
@@ -107,7 +111,11 @@ func (r *Runner) draft(p *plan, by map[*control.Stream]*Stream) {
 		p.lap(&p.rest)
 		ps := r.ask(a, by)
 		p.Drafted(a, ps, r.clock().Sub(p.last))
-		a.Took(p.lap(&p.draft))
+		took := p.lap(&p.draft)
+		a.Took(took)
+		for _, c := range a.Streams {
+			by[c].stats.source(r.Sources[a.Source].Name(), SourceStats{Drafts: 1, Draft: took})
+		}
 	}
 	r.asked = asked
 	p.Choose(model.MaxRows)
@@ -154,9 +162,12 @@ func (r *Runner) ask(a *control.Ask, by map[*control.Stream]*Stream) []draft.Pro
 		st := &s.sources[a.Source]
 		empty := ps[i].Len() == 0 // a source may cut guesses that are not probable enough
 		ps[i].Sane(r.Target.Vocab)
+		if ps[i].Len() > 0 {
+			st.first = ps[i].At[0][0].ID
+		}
 		if ps[i].Len() > 0 || empty {
 			st.bad = 0
-		} else if s.stats.BadDrafts++; c.Limit > 0 {
+		} else if s.badDraft(a.Source); c.Limit > 0 {
 			if st.bad++; st.bad == maxBad {
 				s.detach(a.Source, fmt.Errorf("%d drafts in a row had no usable token", maxBad))
 			}
@@ -185,15 +196,27 @@ func (r *Runner) settle(p *plan) {
 		}
 		s.stats.DecodeTime += took
 		accepted, guessed := len(s.path)-1, len(s.nodes.tokens)-1
-		source := ""
-		if i := s.control.Source(); i >= 0 {
-			source = r.Sources[i].Name()
+		s.stats.learn(guessed, accepted)
+		if i := s.control.Source(); i >= 0 && guessed > 0 {
+			own, right := guessed, accepted // of the source whose guesses come first
+			if at := s.control.TailFrom(); at > 0 {
+				own, right = at, min(at, accepted)
+				s.stats.source(r.Sources[s.control.Tail].Name(), SourceStats{Tails: 1, Guessed: guessed - own,
+					Accepted: accepted - right})
+			}
+			s.stats.source(r.Sources[i].Name(), SourceStats{Rounds: 1, Guessed: own, Accepted: right,
+				Verify: p.verify, Accept: p.sample + p.commit, Host: p.rest})
 		}
-		s.stats.learn(guessed, accepted, source)
 		if guessed > 0 && s.Synthetic > 0 {
 			s.control.Pretended(s.emitted)
 		} else {
-			s.control.Verified(s.text[len(s.text)-s.emitted:])
+			fresh := s.text[len(s.text)-s.emitted:]
+			s.control.Verified(fresh)
+			for i, src := range r.Sources {
+				if len(fresh) > 0 && s.sources[i].first == fresh[0] {
+					s.stats.source(src.Name(), SourceStats{Right: 1})
+				}
+			}
 		}
 	}
 	p.Settle()

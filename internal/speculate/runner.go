@@ -40,6 +40,7 @@ type Runner struct {
 	layers  []int // captured layers of all sources, one after the other
 	widths  []int // per source: columns of its features; 0 for a source that guesses from the text alone
 	width   int   // columns of all features
+	tail    int   // the source that continues guesses of others, -1 for none
 
 	// Features wait for the sources until a draft is wanted or there is no room for another pass: projecting many rows
 	// together is cheaper than a few at a time, and those of a stream that ends before are not projected at all.
@@ -53,11 +54,14 @@ type Runner struct {
 
 // NewRunner returns a runner and has the target capture what the sources need.
 func NewRunner(target *model.Model, sources ...draft.Source) (*Runner, error) {
-	r := &Runner{Target: target, Sources: sources, devices: slices.Clone(target.Devices())}
+	r := &Runner{Target: target, Sources: sources, devices: slices.Clone(target.Devices()), tail: -1}
 	longest := make([]int, len(sources))
 	for i, s := range sources {
 		longest[i] = min(s.Max(), maxGuesses)
 		layers := s.Capture()
+		if _, ok := s.(draft.Continuer); ok && len(layers) == 0 {
+			r.tail = i
+		}
 		r.layers = append(r.layers, layers...)
 		r.widths = append(r.widths, len(layers)*target.Hidden)
 		r.width += len(layers) * target.Hidden

@@ -52,9 +52,10 @@ func TestSeveralSources(t *testing.T) {
 					x.d.check(t, x.ctx.(*cache.Seq), f.text(), what+", "+x.d.name)
 				}
 			}
-			if st := f.Stats(); name == Auto && (st.BySource["first"] == 0 || st.BySource["second"] == 0) {
+			if st := f.Stats(); name == Auto && (st.BySource["first"].Rounds == 0 || st.BySource["second"].Rounds == 0) {
 				t.Errorf("%s: rounds by source %v: both should have been better at times", what, st.BySource)
 			}
+			sumsUp(t, what, f.Stats())
 		}
 		if err := r.Capture(); err != nil { // looking at features changed it
 			t.Fatal(err)
@@ -82,7 +83,7 @@ func TestOneSourceFails(t *testing.T) {
 	sameLogits(t, "with a failed source", f, want)
 	st := f.Stats()
 	if a.n != 1 || b.n < 3 || st.DraftErr == nil || st.DraftErr.Error() != "first: device lost" ||
-		st.BySource["second"] == 0 {
+		st.BySource["second"].Rounds == 0 {
 		t.Errorf("asked %d and %d times, error %v, rounds by source %v", a.n, b.n, st.DraftErr, st.BySource)
 	}
 }
@@ -314,6 +315,19 @@ func TestTreesTakeTime(t *testing.T) {
 	}
 }
 
+// sumsUp checks that what single sources did adds up to what the stream did.
+func sumsUp(t *testing.T, what string, st Stats) {
+	t.Helper()
+	var sum SourceStats
+	for _, x := range st.BySource {
+		sum.add(x)
+	}
+	if sum.Guessed != st.Guessed || sum.Accepted != st.Accepted || sum.Rounds > st.Rounds || sum.Draft > st.Draft ||
+		sum.Right > sum.Drafts-sum.Bad || sum.Accepted > 0 && sum.Right == 0 || sum.Verify > st.Verify || sum.Bad != st.BadDrafts || (sum.Rounds > 0) != (sum.Verify > 0 && sum.Accept > 0) {
+		t.Errorf("%s: sources together %+v, the stream %v", what, sum, &st)
+	}
+}
+
 // TestTimesOfAStep: the parts of a step are timed one after the other and add up to its time. The clock moves at every
 // look at it: once at the end of each part, and once more during every draft.
 func TestTimesOfAStep(t *testing.T) {
@@ -335,7 +349,38 @@ func TestTimesOfAStep(t *testing.T) {
 		t.Errorf("%v of steps, %v of drafts: verify %v, sample %v, commit %v, draft %v, rest %v", steps, drafts, s.Verify,
 			s.Sample, s.Commit, s.Draft, s.Rest)
 	}
+	sumsUp(t, "a chain in every round", s)
+	if x := s.BySource[drafter]; x.Drafts != s.Drafts || x.Draft != s.Draft || x.Verify != time.Duration(x.Rounds)*
+		time.Microsecond || x.Accept != 2*x.Verify || x.Host != 2*x.Verify {
+		t.Errorf("the drafter's part is %+v of %+v", x, s)
+	}
 	if all := s.Draft + s.Verify + s.Sample + s.Commit + s.Rest; all != s.PromptTime+s.DecodeTime {
 		t.Errorf("parts add up to %v, steps took %v and %v", all, s.PromptTime, s.DecodeTime)
+	}
+}
+
+// TestFirstGuesses: a draft is right if its first guess is the token that follows, whether it is verified or not. The
+// guess of a round before does not count: every other draft is empty, and those between guess the token after the next.
+func TestFirstGuesses(t *testing.T) {
+	m := target(t, "qwen3")
+	in := prompt(9)
+	want := plain(t, m, greedy{}, in, 30)
+	for _, ahead := range []int{0, 1} {
+		right, n := 0, 0
+		d := script(t, m, func(pos int, _ int32, _ int) [][]draft.Candidate {
+			at := pos - len(in) + 1
+			if n++; n%2 == 0 || at+ahead >= len(want.out) {
+				return nil
+			}
+			if want.out[at+ahead] == want.out[at] {
+				right++
+			}
+			return sure(want.out[at+ahead])
+		})
+		f := start(t, runner(t, m, d), chain, greedy{}, in, 30)
+		finish(t, f.runner, 16, f)
+		if got := f.Stats().BySource[drafter]; got.Right != right || ahead == 0 && right < 5 || got.Drafts != n {
+			t.Errorf("guesses %d tokens ahead: %+v, want %d right of %d", ahead, got, right, n)
+		}
 	}
 }

@@ -23,23 +23,59 @@ type Stats struct {
 	Reached  [64]int // by position: rounds in which a guess there could have been accepted
 	Hit      [64]int // by position: rounds in which it was
 	ByLength [65]int // rounds by tokens they yielded
-	BySource map[string]int
+	BySource map[string]SourceStats
 
 	PromptTime, DecodeTime              time.Duration
 	Draft, Verify, Sample, Commit, Rest time.Duration // of all steps
 	PlainCost                           time.Duration // of one token without drafting, as measured; 0 if never
 }
 
-func (s *Stats) learn(guessed, accepted int, source string) {
+// SourceStats is what one source did. One that guesses nothing useful shows here although others hide it.
+type SourceStats struct {
+	Drafts   int // times that it was asked for guesses
+	Bad      int // of them, those without a usable token: not a number, or outside the vocabulary
+	Right    int // of them, those whose first guess was right, verified or not
+	Failed   int // streams that go on without it, because of an error or of bad drafts in a row
+	Rounds   int // target passes that verified its guesses
+	Tails    int // target passes in which its guesses continued those of another source
+	Guessed  int // its guesses that were verified
+	Accepted int // of them, those that were right
+
+	Draft time.Duration // of its drafts
+	// Of the rounds that verified its guesses: the target's pass, sampling and commit, and everything else.
+	Verify, Accept, Host time.Duration
+}
+
+func (s *SourceStats) add(o SourceStats) {
+	s.Drafts += o.Drafts
+	s.Bad += o.Bad
+	s.Right += o.Right
+	s.Failed += o.Failed
+	s.Rounds += o.Rounds
+	s.Tails += o.Tails
+	s.Guessed += o.Guessed
+	s.Accepted += o.Accepted
+	s.Draft += o.Draft
+	s.Verify += o.Verify
+	s.Accept += o.Accept
+	s.Host += o.Host
+}
+
+// source adds to what a source did.
+func (s *Stats) source(name string, did SourceStats) {
+	if s.BySource == nil {
+		s.BySource = make(map[string]SourceStats)
+	}
+	sum := s.BySource[name]
+	sum.add(did)
+	s.BySource[name] = sum
+}
+
+// learn counts the guesses of a round.
+func (s *Stats) learn(guessed, accepted int) {
 	s.Guessed += guessed
 	s.Accepted += accepted
 	s.ByLength[min(accepted+1, len(s.ByLength)-1)]++
-	if guessed > 0 {
-		if s.BySource == nil {
-			s.BySource = make(map[string]int)
-		}
-		s.BySource[source]++
-	}
 	for d := range min(guessed, len(s.Reached)) {
 		if d > accepted {
 			break
@@ -95,8 +131,8 @@ func (s *Stats) SpeedUp() float64 {
 
 // Drafted is the number of rounds with guesses.
 func (s *Stats) Drafted() (n int) {
-	for _, rounds := range s.BySource {
-		n += rounds
+	for _, x := range s.BySource {
+		n += x.Rounds
 	}
 	return n
 }
@@ -142,11 +178,8 @@ func (s *Stats) Add(o Stats) {
 	for i := range s.ByLength {
 		s.ByLength[i] += o.ByLength[i]
 	}
-	for k, v := range o.BySource {
-		if s.BySource == nil {
-			s.BySource = make(map[string]int)
-		}
-		s.BySource[k] += v
+	for name, did := range o.BySource {
+		s.source(name, did)
 	}
 	s.PromptTime += o.PromptTime
 	s.DecodeTime += o.DecodeTime

@@ -8,7 +8,7 @@ import (
 // TestSpeedUp: a ratio is stated only where the stream was long, drafted and undisturbed.
 func TestSpeedUp(t *testing.T) {
 	good := Stats{Tokens: 101, Rounds: 30, Guessed: 200, DecodeTime: time.Second, PlainCost: 20 * time.Millisecond,
-		BySource: map[string]int{"dflash": 28}}
+		BySource: map[string]SourceStats{"dflash": {Rounds: 28}}}
 	for _, c := range []struct {
 		name   string
 		change func(*Stats)
@@ -23,7 +23,7 @@ func TestSpeedUp(t *testing.T) {
 		{"disturbed while plain decoding was measured", func(s *Stats) { s.PlainCost = 40 * time.Millisecond }, 0, false},
 		{"plain decoding never measured", func(s *Stats) { s.PlainCost = 0 }, 0, false},
 		{"no drafts", func(s *Stats) { s.Guessed, s.BySource = 0, nil }, 0, true},
-		{"trials", func(s *Stats) { s.BySource = map[string]int{"dflash": 1, "ngram": 1} }, 0, true},
+		{"trials", func(s *Stats) { s.BySource = map[string]SourceStats{"dflash": {Rounds: 1}, "ngram": {Rounds: 1}} }, 0, true},
 	} {
 		s := good
 		c.change(&s)

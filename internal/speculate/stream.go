@@ -125,6 +125,7 @@ type sourceState struct {
 	from  int           // index of the context's first token in Stream.text, if it has no gap
 	since int           // length of the sequence at the context's last gap; 0 for none
 	bad   int           // useless drafts in a row
+	first int32         // the first guess of this round's draft, -1 for none
 }
 
 // nodes is what a stream adds to the batch: the last token and guesses, or a prompt chunk.
@@ -207,8 +208,16 @@ func missing(c draft.Context) bool {
 // detach removes a source that failed from the stream. The stream goes on; the source's context is incomplete from now
 // on, so it is not used again.
 func (s *Stream) detach(source int, err error) {
+	name := s.runner.Sources[source].Name()
 	s.sources[source].ctx = nil
-	s.stats.DraftErr = fmt.Errorf("%s: %w", s.runner.Sources[source].Name(), err)
+	s.stats.DraftErr = fmt.Errorf("%s: %w", name, err)
+	s.stats.source(name, SourceStats{Failed: 1})
+}
+
+// badDraft counts a draft without a usable token.
+func (s *Stream) badDraft(source int) {
+	s.stats.BadDrafts++
+	s.stats.source(s.runner.Sources[source].Name(), SourceStats{Bad: 1})
 }
 
 // follows reports whether a source needs the features of this stream.
@@ -219,6 +228,19 @@ func (s *Stream) follows(source int) bool {
 // newTokens is the committed tokens after those that a source knows.
 func (st *sourceState) newTokens(s *Stream) []int32 {
 	return s.text[st.from+st.ctx.Len() : s.seq.Len()-s.unknown]
+}
+
+// continued asks the source that continues guesses of others what follows each beginning of some guesses.
+func (s *Stream) continued(guesses []int32) []draft.Proposal {
+	src, st := s.runner.Sources[s.runner.tail].(draft.Continuer), &s.sources[s.runner.tail]
+	if src.Extend(backend.Tensor{}, []draft.Rows{{Seq: st.ctx, Tokens: st.newTokens(s)}}) != nil {
+		return nil // its next draft says why
+	}
+	ps := src.Continue(draft.Request{Seq: st.ctx, Target: s.seq, Last: s.last, N: maxGuesses}, guesses)
+	for i := range ps {
+		ps[i].Sane(s.runner.Target.Vocab)
+	}
+	return ps
 }
 
 // limit is the largest number of guesses that the stream can still use.

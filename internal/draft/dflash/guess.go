@@ -8,7 +8,6 @@ import (
 	"strobe/internal/draft"
 	"strobe/internal/gguf"
 	"strobe/internal/nn"
-	"strobe/internal/quant"
 )
 
 // Draft guesses for several sequences in one pass, with up to top candidates per position.
@@ -125,7 +124,7 @@ func (d *Drafter) checkNumbers(ps []draft.Proposal) error {
 		for _, c := range p.At {
 			if lp := c[0].LogP; lp != lp && !d.scanned {
 				d.scanned = true
-				d.bad = findBadWeight(d.file)
+				d.bad = draft.CheckWeights(d.file)
 				return d.bad
 			}
 		}
@@ -147,27 +146,5 @@ func Check(f *gguf.File, d *Description) error {
 			return fmt.Errorf("%s: key %s.%s is %v", f.Path(), f.Arch(), key, v)
 		}
 	}
-	return findBadWeight(f)
-}
-
-// findBadWeight names the first value of a file that is not a finite number.
-func findBadWeight(f *gguf.File) error {
-	for _, t := range f.Tensors() {
-		if !t.Type.Dequantizable() || len(t.Shape) == 0 {
-			continue
-		}
-		row := make([]float32, t.Shape[0])
-		size := t.Type.RowBytes(len(row))
-		for r := range t.Rows() {
-			if quant.Dequantize(t.Type, row, t.Data[r*size:][:size]) != nil {
-				break
-			}
-			for i, v := range row {
-				if v-v != 0 {
-					return fmt.Errorf("%s: tensor %q: value %d of row %d is %v", f.Path(), t.Name, i, r, v)
-				}
-			}
-		}
-	}
-	return nil
+	return draft.CheckWeights(f)
 }

@@ -10,7 +10,7 @@ import (
 // Source is the look-back as a source of drafts. The zero value is ready.
 type Source struct{}
 
-var _ draft.Source = Source{}
+var _ draft.Continuer = Source{}
 
 // Name is what flags, requests and statistics call the source.
 func (Source) Name() string { return "ngram" }
@@ -41,16 +41,37 @@ func (Source) Draft(reqs []draft.Request, _ int) ([]draft.Proposal, error) {
 	for i, r := range reqs {
 		x := r.Seq.(*Index)
 		x.Append(r.Last)
-		tokens, match := x.Guess(r.N)
+		out[i] = x.propose(r.N)
 		x.drop()
-		all := make([]draft.Candidate, len(tokens))
-		out[i].At = make([][]draft.Candidate, len(tokens))
-		for k, id := range tokens {
-			all[k] = draft.Candidate{ID: id, LogP: claims[match+k]}
-			out[i].At[k] = all[k : k+1 : k+1]
-		}
 	}
 	return out, nil
+}
+
+// Continue guesses what followed the last time that some guesses, or the end of them, were the text.
+func (Source) Continue(r draft.Request, guesses []int32) []draft.Proposal {
+	x := r.Seq.(*Index)
+	out := make([]draft.Proposal, len(guesses))
+	x.Append(r.Last)
+	for i, id := range guesses {
+		x.Append(id)
+		out[i] = x.propose(min(r.N, maxGuess))
+	}
+	for range len(guesses) + 1 {
+		x.drop()
+	}
+	return out
+}
+
+// propose guesses n tokens after the newest one.
+func (x *Index) propose(n int) (p draft.Proposal) {
+	tokens, match := x.Guess(n)
+	all := make([]draft.Candidate, len(tokens))
+	p.At = make([][]draft.Candidate, len(tokens))
+	for k, id := range tokens {
+		all[k] = draft.Candidate{ID: id, LogP: claims[match+k]}
+		p.At[k] = all[k : k+1 : k+1]
+	}
+	return p
 }
 
 // claims is how probable it seems that a repetition of so many tokens goes on. A match of minMatch tokens is as good as

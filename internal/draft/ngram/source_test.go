@@ -1,7 +1,9 @@
 package ngram
 
 import (
+	"maps"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"testing"
 
@@ -55,6 +57,48 @@ func TestSource(t *testing.T) {
 		a.Close()
 		if a.Len() != 0 {
 			t.Error("a closed context remembers")
+		}
+	}
+}
+
+// TestContinue: what follows each beginning of some guesses is what a draft says once they are part of the text, and the
+// text stays as it was.
+func TestContinue(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 3))
+	for range 200 {
+		text := make([]int32, 4+r.IntN(60))
+		for i := range text {
+			text[i] = int32(r.IntN(4))
+		}
+		guesses := make([]int32, r.IntN(9))
+		for i := range guesses {
+			guesses[i] = int32(r.IntN(4))
+		}
+		last := len(text) - 1
+		index := func(more ...int32) *Index {
+			x := new(Index)
+			x.Append(text[:last]...)
+			x.Append(more...)
+			return x
+		}
+		draftOf := func(x *Index, last int32) draft.Proposal {
+			ps, _ := Source{}.Draft([]draft.Request{{Seq: x, Last: last, N: maxGuess}}, 1)
+			return ps[0]
+		}
+		x := index()
+		got := Source{}.Continue(draft.Request{Seq: x, Last: text[last], N: 63}, guesses)
+		if len(got) != len(guesses) {
+			t.Fatalf("%d continuations of %d guesses", len(got), len(guesses))
+		}
+		for i := range guesses {
+			want := draftOf(index(append([]int32{text[last]}, guesses[:i]...)...), guesses[i])
+			if !reflect.DeepEqual(got[i], want) {
+				t.Fatalf("%v, then %v: %v, want %v", text, guesses[:i+1], got[i], want)
+			}
+		}
+		if fresh := index(); x.Len() != fresh.Len() || !reflect.DeepEqual(draftOf(x, text[last]), draftOf(fresh, text[last])) ||
+			!maps.Equal(x.last, fresh.last) {
+			t.Fatalf("%v: the text has changed", text)
 		}
 	}
 }

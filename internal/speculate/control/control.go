@@ -23,6 +23,8 @@ import (
 	"math/bits"
 	"strings"
 	"time"
+
+	"strobe/internal/draft"
 )
 
 // Controller is what the streams of a runner share: what passes and drafts cost, and what earlier streams learnt.
@@ -67,6 +69,10 @@ type Stream struct {
 	Limit   int    // most guesses that can be used
 	Usable  []bool // per source: it may draft
 	Warming []bool // per source: it may draft soon, but has not seen enough of the text yet
+	// Continue, if set, guesses what follows each beginning of a chain of guesses (draft.Continuer); Tail is the source
+	// that does it.
+	Continue func(guesses []int32) []draft.Proposal
+	Tail     int
 
 	c      *Controller
 	accept []acceptance // per source
@@ -84,6 +90,7 @@ type turn struct {
 	best     int // the draft whose guesses are verified, -1 for none
 	chain    offer
 	tree     offer
+	tail     tail    // the best continuation of the chain by another source, whether it is verified or not
 	chosen   *offer  // the chain or the tree
 	count    int     // guesses of it to verify
 	paid     bool    // a draft for it cost something
@@ -109,6 +116,14 @@ func (s *Stream) Guesses() (tokens, parents []int32) {
 		return nil, nil
 	}
 	return s.chosen.first(s.count)
+}
+
+// TailFrom is the first of the guesses to verify that is of the source Tail and not of Source; 0 if there is none.
+func (s *Stream) TailFrom() int {
+	if s.chosen == nil || s.chosen.tail >= s.count {
+		return 0
+	}
+	return s.chosen.tail
 }
 
 // Source is the source of the guesses to verify, -1 for none.

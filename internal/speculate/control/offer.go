@@ -12,6 +12,7 @@ type offer struct {
 	tokens  []int32
 	parents []int32 // of each guess: -1 is the last token; nil for a chain
 	gain    []float64
+	tail    int // guesses from this one on continue those of another source; 0 for none
 }
 
 // branch is where the tree builder may put its next guess: below a parent, the candidate at rank.

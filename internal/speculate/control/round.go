@@ -134,6 +134,9 @@ func (r *Round) Drafted(a *Ask, ps []draft.Proposal, took time.Duration) {
 			continue
 		}
 		chain := s.accept[a.Source].chainOf(p)
+		if s.Continue != nil && !s.Fixed && a.Source != s.Tail {
+			chain = s.continued(chain)
+		}
 		if r.c.ratio(&chain) >= r.c.ratio(&s.chain) {
 			s.best, s.chain, s.tree = len(s.drafts)-1, chain, chain
 			if trees && (s.Fixed || p.Branches()) {
@@ -437,6 +440,9 @@ func (r *Round) Passed(took time.Duration) { r.c.costs.learn(r, took) }
 // Verified takes the tokens that a stream's round yielded and learns how good its drafts were.
 func (s *Stream) Verified(tokens []int32) {
 	s.emitted = len(tokens)
+	if s.Continue != nil {
+		s.tail.judge(&s.accept[s.Tail], tokens)
+	}
 	for i := range s.drafts {
 		d := &s.drafts[i]
 		if s.accept[d.source].judge(d, tokens) {

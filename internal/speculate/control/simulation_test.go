@@ -123,11 +123,7 @@ func (x *rounds) draft(a *Ask, by map[*Stream]*writer) []draft.Proposal {
 	if a.Source == lookback {
 		for i, c := range a.Streams {
 			s := by[c]
-			var fresh []int32
-			for k := s.history.Len(); k < s.at; k++ {
-				fresh = append(fresh, x.token(s, k))
-			}
-			s.history.Append(fresh...)
+			x.remember(s)
 			ps, _ := ngram.Source{}.Draft([]draft.Request{{Seq: &s.history, Last: x.token(s, s.at), N: a.N[i]}}, 1)
 			out[i] = ps[0]
 		}
@@ -157,6 +153,13 @@ func (x *rounds) draft(a *Ask, by map[*Stream]*writer) []draft.Proposal {
 	}
 	x.pass(w.draft(a.tokens()))
 	return out
+}
+
+// remember brings the history of a stream up to date.
+func (x *rounds) remember(s *writer) {
+	for k := s.history.Len(); k < s.at; k++ {
+		s.history.Append(x.token(s, k))
+	}
 }
 
 // pass lets time go by.
