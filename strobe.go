@@ -287,6 +287,12 @@ func (a *Answer) Wait(show func(Piece) error) error {
 	}
 }
 
+// Progress is how many tokens of the prompt were read, and how many it has. It may be called from any goroutine.
+func (a *Answer) Progress() (read, prompt int) {
+	s := a.generation.State()
+	return s.Processed, s.Prompt
+}
+
 // Stop ends the answer soon. It does not wait.
 func (a *Answer) Stop() { a.generation.Cancel() }
 

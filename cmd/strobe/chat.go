@@ -68,13 +68,13 @@ func runChat(cmd *cobra.Command, opt *chatOptions) error {
 		return err
 	}
 	// The loop of the engine owns the model from here on.
-	s := strobe.New(m, engine.Config{Parallel: 1, Context: opt.ctx, Chunk: cmp.Or(opt.ubatch, m.Chunk())})
-	defer s.Close()
-
+	s := strobe.New(m, opt.config(m))
 	t, err := newTalk(s, cmd, opt)
 	if err != nil {
+		s.Close()
 		return err
 	}
+	defer func() { t.Close() }() // the model of that time
 	if opt.load != "" {
 		if err := t.loadFile(opt.load); err != nil {
 			return err
@@ -87,17 +87,27 @@ func runChat(cmd *cobra.Command, opt *chatOptions) error {
 	return chatLines(cmd, t)
 }
 
-// greeting says what was loaded and how to begin.
-func (t *talk) greeting() string {
+// config is how the engine of a chat runs a model.
+func (o *chatOptions) config(m *engine.Model) engine.Config {
+	return engine.Config{Parallel: 1, Context: o.ctx, Chunk: cmp.Or(o.ubatch, m.Chunk())}
+}
+
+// who says which model is there, and what it does.
+func (t *talk) who() string {
 	m := t.model()
 	s := modelName(m) + " on " + m.Backend().Name()
 	for _, d := range m.Drafters() {
 		s += ", drafter " + d.Name()
 	}
-	s += "\n"
 	if t.continues() {
-		s += "The model has no chat template: it continues what you write.\n"
+		s += "\nThe model has no chat template: it continues what you write."
 	}
+	return s
+}
+
+// greeting says what was loaded and how to begin.
+func (t *talk) greeting() string {
+	s := t.who() + "\n"
 	if t.opt.model == "" {
 		s += "It is the one that is built in. \"strobe chat qwen3.5-4b\" fetches one that talks, " +
 			"\"strobe list --known\" lists others.\n"

@@ -54,6 +54,15 @@ func init() { // not in the declaration: /help refers to the list
 			}
 			return say(fmt.Sprintf("%s with the next message.", count(len(t.images), "image")))
 		}},
+		{"/model", "[NAME]", "show the model, or go on with another one", func(t *talk, arg string) (string, bool, bool, error) {
+			if arg == "" {
+				return say(t.who())
+			}
+			if err := t.switchTo(arg); err != nil {
+				return fail("/model: %w", err)
+			}
+			return say(t.who())
+		}},
 		{"/set", "[NAME VALUE]", "show or change a setting: " + strings.Join(settings, ", "),
 			func(t *talk, arg string) (string, bool, bool, error) {
 				if arg == "" {
@@ -131,8 +140,16 @@ func (t *talk) command(line string) (out string, quit, again bool, err error) {
 	}
 	i := slices.IndexFunc(chatCommands, func(c chatCommand) bool { return c.name == name })
 	if i < 0 {
-		return "", false, false, fmt.Errorf("there is no command %s; /help lists them, and //%s sends the text itself", name,
-			strings.TrimPrefix(name, "/"))
+		var names []string
+		for _, c := range chatCommands {
+			names = append(names, c.name)
+		}
+		hint := ""
+		if s := nearest(name, names); s != "" {
+			hint = ", did you mean " + s + "?"
+		}
+		return "", false, false, fmt.Errorf("there is no command %s%s; /help lists them, and //%s sends the text itself", name,
+			hint, strings.TrimPrefix(name, "/"))
 	}
 	return chatCommands[i].run(t, strings.TrimSpace(arg))
 }

@@ -111,7 +111,9 @@ func (c *lineChat) handle(text string) (quit bool, err error) {
 	} else if u, err = c.talk.say(c.ctx, text); err != nil {
 		return false, err
 	}
-	if err := u.print(c.cmd.OutOrStdout(), c.look, c.talk.opt.colorDrafts, c.signals); err != nil {
+	slow := tell(c.cmd, func() string { return reading(u.Progress()) })
+	err = u.print(c.cmd.OutOrStdout(), c.look, c.talk.opt.colorDrafts, c.signals, slow)
+	if slow.end(); err != nil {
 		return !errors.Is(err, u.failure()), err
 	}
 	if !c.talk.opt.hideStats && !isQuiet(c.cmd) {
@@ -120,8 +122,8 @@ func (c *lineChat) handle(text string) (quit bool, err error) {
 	return false, nil
 }
 
-// print writes the answer as it comes. A signal stops it.
-func (u *turn) print(out io.Writer, look paint, drafts bool, stop <-chan os.Signal) error {
+// print writes the answer as it comes, after what was said of the prompt. A signal stops it.
+func (u *turn) print(out io.Writer, look paint, drafts bool, stop <-chan os.Signal, slow *news) error {
 	ended := make(chan struct{})
 	defer close(ended)
 	go func() { // ends with print
@@ -135,6 +137,7 @@ func (u *turn) print(out io.Writer, look paint, drafts bool, stop <-chan os.Sign
 	for {
 		ps, err := u.next()
 		for _, p := range ps {
+			slow.end()
 			if reasoning && !p.Reasoning {
 				fmt.Fprint(out, "\n\n")
 			}

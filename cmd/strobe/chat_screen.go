@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	tea "charm.land/bubbletea/v2"
 	"github.com/charmbracelet/x/ansi"
@@ -51,6 +52,8 @@ type screen struct {
 	line    string
 	thought bool   // the last piece was reasoning
 	hint    string // below the editor
+	slow    string // how far the prompt is, if that takes long
+	loaded  string // what /model says in the end
 
 	width, height int
 }
@@ -65,6 +68,8 @@ type (
 		turn *turn
 		err  error
 	}
+	loadedMsg struct{ err error } // by /model
+	tickMsg   struct{ turn *turn }
 )
 
 func (s *screen) Init() tea.Cmd { return nil } // the greeting waits for the size of the screen
@@ -85,8 +90,20 @@ func (s *screen) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 		if m.err != nil {
 			return s, s.print(s.look.strong("strobe: " + oneLine(m.err)))
 		}
-		s.turn, s.line, s.thought = m.turn, "", false
-		return s, s.next()
+		s.turn, s.line, s.thought, s.slow = m.turn, "", false, ""
+		return s, tea.Batch(s.next(), s.tick(patience))
+	case tickMsg:
+		if m.turn != s.turn { // it is over
+			break
+		}
+		if s.slow = reading(s.turn.Progress()); s.slow != "" {
+			return s, s.tick(newsInterval)
+		}
+	case loadedMsg:
+		if m.err != nil {
+			return s, s.print(s.look.strong("strobe: " + oneLine(m.err)))
+		}
+		return s, s.print(s.look.dim(s.loaded))
 	case piecesMsg:
 		return s, s.show(m)
 	}
@@ -146,6 +163,13 @@ func (s *screen) send(text string) tea.Cmd {
 			return turnMsg{u, err}
 		})
 	}
+	if name, arg, _ := strings.Cut(text, " "); name == "/model" && strings.TrimSpace(arg) != "" {
+		// Loading takes long and shows how far it is: the terminal is its own meanwhile.
+		return tea.Sequence(echo, tea.Exec(&loading{run: func() (err error) {
+			s.loaded, _, _, err = s.talk.command(text)
+			return err
+		}}, func(err error) tea.Msg { return loadedMsg{err} }))
+	}
 	out, quit, again, err := s.talk.command(text)
 	switch {
 	case err != nil:
@@ -161,6 +185,20 @@ func (s *screen) send(text string) tea.Cmd {
 	return tea.Sequence(echo, s.print(s.look.dim(out)))
 }
 
+// loading is a job that has the terminal for itself.
+type loading struct{ run func() error }
+
+func (l *loading) Run() error        { return l.run() }
+func (*loading) SetStdin(io.Reader)  {}
+func (*loading) SetStdout(io.Writer) {}
+func (*loading) SetStderr(io.Writer) {}
+
+// tick looks after a while how far the prompt is.
+func (s *screen) tick(after time.Duration) tea.Cmd {
+	u := s.turn
+	return tea.Tick(after, func(time.Time) tea.Msg { return tickMsg{u} })
+}
+
 // next waits for more of the answer.
 func (s *screen) next() tea.Cmd {
 	u := s.turn
@@ -173,6 +211,7 @@ func (s *screen) next() tea.Cmd {
 // show adds pieces to the answer. Rows that are full go above the editor for good; the next pieces are only asked
 // for after that, which keeps the rows in order.
 func (s *screen) show(m piecesMsg) tea.Cmd {
+	s.slow = ""
 	for _, p := range m.pieces {
 		if s.thought && !p.Reasoning {
 			s.line += "\n\n"
@@ -271,6 +310,9 @@ func (s *screen) status() []string {
 	case s.hint != "":
 		return []string{s.hint}
 	case s.turn != nil:
+		if s.slow != "" {
+			return []string{s.slow, "Ctrl-C stops it"}
+		}
 		return []string{"Ctrl-C stops the answer"}
 	}
 	t := s.talk

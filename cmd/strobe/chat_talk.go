@@ -48,14 +48,35 @@ func newTalk(m *strobe.Model, cmd *cobra.Command, opt *chatOptions) (*talk, erro
 	if opt.n < 0 {
 		return nil, usagef("--predict %d: want 0 or more", opt.n)
 	}
-	if t.continues() {
-		if opt.n == 0 {
-			opt.n = 256
-		}
-		return t, nil
+	return t, t.check(m)
+}
+
+// check reports what is wrong with a model's chat template, if it is to be used.
+func (t *talk) check(m *strobe.Model) error {
+	if t.opt.raw || !m.Format().Converses() {
+		return nil
 	}
-	_, err = m.Format().Template()
-	return t, err
+	_, err := m.Format().Template()
+	return err
+}
+
+// switchTo goes on with another model. If that cannot be loaded the old one stays; until then both are in memory.
+func (t *talk) switchTo(name string) error {
+	flags := t.opt.modelFlags
+	flags.model, flags.drafter, flags.mmproj = name, "", "" // those of the old one fit no other
+	m, err := flags.load()
+	if err != nil {
+		return err
+	}
+	next := strobe.New(m, t.opt.config(m))
+	if err := t.check(next); err != nil {
+		next.Close()
+		return err
+	}
+	old := t.Model
+	t.Model, t.opt.modelFlags = next, flags
+	t.images, t.context = nil, 0
+	return old.Close()
 }
 
 // continues reports whether the model goes on with the text instead of answering.
@@ -116,6 +137,9 @@ func (t *talk) retry(ctx context.Context) (*turn, error) {
 
 func (t *talk) begin(ctx context.Context) (*turn, error) {
 	set := strobe.Settings{Drafting: t.spec, MaxTokens: t.opt.n}
+	if t.opt.n == 0 && t.continues() {
+		set.MaxTokens = continued
+	}
 	var err error
 	if set.Sampling, err = t.opt.params(t.turns); err != nil {
 		return nil, err

@@ -4,8 +4,10 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -125,8 +127,14 @@ func (m *modelFlags) load() (*engine.Model, error) {
 		return nil, err
 	}
 	var bar *progress
-	last := 0
+	last, start := 0, time.Now()
+	name := models.Name
+	if m.model != "" {
+		name = filepath.Base(m.model)
+	}
+	slow := tell(m.cmd, func() string { return fmt.Sprintf("loading %s: %.0f s", name, time.Since(start).Seconds()) })
 	opt.Progress = func(done, total int) { // a GPU gets the weights; the processor maps them
+		slow.end()
 		if bar == nil && m.cmd != nil {
 			bar = newProgress(m.cmd, "loading", int64(total))
 		}
@@ -138,6 +146,7 @@ func (m *modelFlags) load() (*engine.Model, error) {
 		opt.Prefill.Log = opt.Say
 	}
 	e, err := m.openOrLeave(opt)
+	slow.end()
 	bar.Stop()
 	if err != nil {
 		return nil, err

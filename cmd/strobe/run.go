@@ -37,6 +37,10 @@ type runOptions struct {
 	ignoreEOS    bool
 }
 
+// continued is the longest text of a model without a chat template if nothing else is asked for: such models seldom end
+// by themselves.
+const continued = 256
+
 const ubatchHelp = "tokens of a prompt that one pass reads (default: as the device likes; beside other requests on a GPU as many as take 45 ms)"
 
 func newRunCmd() *cobra.Command {
@@ -65,7 +69,7 @@ drafts were used, how many tokens each pass yielded. Speculation never changes t
 	f.StringVarP(&opt.file, "file", "f", "", "file with the prompt; - is standard input")
 	f.BoolVar(&opt.raw, "raw", false, "continue the text as it is, without the chat template; control tokens in it count")
 	f.IntVarP(&opt.n, "predict", "n", 0,
-		"most tokens to generate; 0 is no limit (default: until the model ends or the context is full)")
+		"most tokens to generate; 0 is no limit (default: until the model ends; 256 without a chat template)")
 	f.BoolVarP(&opt.verbose, "verbose", "v", false, "show what was loaded and what the controller did")
 	f.StringVar(&opt.system, "system", "", "message of the system, before the prompt")
 	f.StringArrayVar(&opt.images, "image", nil, "image file that the prompt is about; may be given again")
@@ -123,6 +127,12 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 	if err := opt.tooLong(loaded, text); err != nil {
 		return err
 	}
+	if !opt.raw && !m.Format().Converses() {
+		infof(cmd, "note: the model has no chat template, so it continues the text")
+		if !cmd.Flags().Changed("predict") {
+			set.MaxTokens = continued
+		}
+	}
 	content, err := withImages(loaded, text, opt.images)
 	if err != nil {
 		return err
@@ -148,8 +158,11 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 	if err != nil {
 		return err
 	}
+	slow := tell(cmd, func() string { return reading(a.Progress()) })
+	defer slow.end()
 	inLine := false // the text so far does not end with a line feed
 	show := func(p strobe.Piece) error {
+		slow.end()
 		if err := cmd.Context().Err(); err != nil { // also while there is always more to show
 			return err
 		}
@@ -179,6 +192,7 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 	if err != nil {
 		return err
 	}
+	slow.end()
 	if r := a.Result(); r.Reason == engine.ReasonLength && (opt.n == 0 || r.Generated < opt.n) {
 		infof(cmd, "%s", cutNote(r, m.Engine()))
 	}

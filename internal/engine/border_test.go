@@ -140,7 +140,8 @@ func TestStopsAgainstAModel(t *testing.T) {
 	}
 }
 
-// TestProgress: after every step a request that asks for it gets how far its prompt is; others do not.
+// TestProgress: when it begins and after every step, a request that asks for it gets how far its prompt is; others do
+// not.
 func TestProgress(t *testing.T) {
 	for _, asked := range []bool{true, false} {
 		h := newByHand(t, "progress", loadGolden(t, "qwen3", false), Config{Chunk: 64})
@@ -153,6 +154,9 @@ func TestProgress(t *testing.T) {
 			if !h.l.admit() {
 				t.Fatal("the loop ends")
 			}
+			if ev, err := g.Next(over); err == nil && ev.Prompt != nil {
+				reported = append(reported, ev.Prompt.Processed)
+			}
 			if _, err := h.l.turn(); err != nil {
 				t.Fatal(err)
 			}
@@ -163,7 +167,7 @@ func TestProgress(t *testing.T) {
 				}
 			}
 		}
-		if want := []int{64, 128, 192}; asked != slices.Equal(reported, want) || !asked && reported != nil {
+		if want := []int{0, 64, 128, 192}; asked != slices.Equal(reported, want) || !asked && reported != nil {
 			t.Errorf("asked %t: reported %v, want %v", asked, reported, want)
 		}
 		h.sent = nil

@@ -264,6 +264,9 @@ func (l *loop) begin(j *job) {
 	j.g.update(func(s *State) {
 		s.Phase, s.Slot, s.Cached, s.Processed = PhasePrompt, j.slot, j.cached, min(j.kept, len(j.g.req.Tokens))
 	})
+	if j.g.req.Progress && len(j.tokens) == 0 {
+		j.g.progress() // at once: a pass over a chunk may take seconds
+	}
 	l.proceed(j)
 }
 

@@ -103,6 +103,14 @@ func startBrowser(t *testing.T) *browser {
 		_ = cmd.Wait()
 		t.Skipf("Chromium lacks something it needs to run (a library, a permission); it says: %.300s", says.String())
 	}
+	b.newTab("about:blank")
+	return b
+}
+
+// newTab opens an address in a tab of its own, which commands go to from here on.
+func (b *browser) newTab(url string) {
+	b.t.Helper()
+	b.session = ""
 	var target struct{ TargetID string }
 	b.call("Target.createTarget", dict{"url": "about:blank"}, &target)
 	var attached struct{ SessionID string }
@@ -111,7 +119,9 @@ func startBrowser(t *testing.T) *browser {
 	for _, domain := range []string{"Page", "Runtime", "Network", "Log"} {
 		b.call(domain+".enable", dict{}, nil)
 	}
-	return b
+	if url != "about:blank" {
+		b.open(url)
+	}
 }
 
 // read takes messages until the browser closes the pipe.

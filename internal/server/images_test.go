@@ -287,10 +287,9 @@ func TestImageAddresses(t *testing.T) {
 	}
 }
 
-// TestPageImages: the page takes images by dropping and pasting, shows them small and large, sends them, and says so
-// where a model reads text only.
-func TestPageImages(t *testing.T) {
-	b := startBrowser(t)
+// pageImages: the page takes images by dropping and pasting, shows them small and large, sends them, and says so
+// where a model reads text only. It returns the addresses of its servers.
+func pageImages(t *testing.T, b *browser) []string {
 	drop := func() {
 		b.eval("(async () => { const c = document.createElement('canvas'); c.width = 90; c.height = 60; " +
 			"const g = c.getContext('2d'); g.fillStyle = '#c33'; g.fillRect(10, 10, 40, 40); " +
@@ -325,4 +324,5 @@ func TestPageImages(t *testing.T) {
 	b.eval("$('#lightbox button').click()")
 	b.until("!$('#lightbox').open")
 	checkProblems(t, b, 0)
+	return []string{blind.url, f.url}
 }

@@ -60,7 +60,8 @@ func (s *llamaCPP) props(w http.ResponseWriter, r *http.Request) (any, error) {
 	v, err := s.loaded(r.URL.Query().Get("model"))
 	if err != nil {
 		// Nothing is loaded; what the server itself knows is still worth showing.
-		return map[string]any{"build_info": s.fingerprint(), "total_slots": 0, "models": len(s.models().List())}, nil
+		return map[string]any{"build_info": s.fingerprint(), "total_slots": 0, "models": len(s.models().List()),
+			"pull": s.pull.Load() != nil}, nil
 	}
 	cfg, m := v.engine.Config(), v.engine.Model()
 	req := s.defaults(v)
@@ -76,6 +77,7 @@ func (s *llamaCPP) props(w http.ResponseWriter, r *http.Request) (any, error) {
 		},
 		"total_slots":   cfg.Parallel,
 		"queue":         cfg.Queue,
+		"pull":          s.pull.Load() != nil, // models can be downloaded through /api/pull
 		"model_alias":   v.name,
 		"build_info":    s.fingerprint(),
 		"chat_template": v.template.Source(),

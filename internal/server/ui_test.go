@@ -1,6 +1,8 @@
 package server
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
@@ -8,6 +10,7 @@ import (
 	"io"
 	"io/fs"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,6 +19,7 @@ import (
 	"time"
 
 	"strobe/internal/engine"
+	"strobe/internal/testkit"
 )
 
 // TestPageFiles: the page is served with a policy that forbids everything foreign, and asks for nothing
@@ -55,11 +59,53 @@ func TestPageFiles(t *testing.T) {
 	get("/", "text/html")
 	get("/ui/vendor/marked.js", "text/javascript")
 	get("/ui/vendor/marked.LICENSE.txt", "text/plain")
+	get("/ui/vendor/katex/fonts/KaTeX_Main-Regular.woff2", "font/woff2")
+}
+
+// TestPageSize: all a browser may fetch for the page is small on its way, and comes out as it was.
+func TestPageSize(t *testing.T) {
+	const limit = 600_000
+	h := New(Config{}).Handler()
+	total := 0
+	err := fs.WalkDir(uiFiles, "ui", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || strings.HasSuffix(path, ".txt") || strings.HasSuffix(path, ".md") {
+			return err
+		}
+		r := httptest.NewRequest("GET", "/"+path, nil)
+		r.Header.Set("Accept-Encoding", "br, gzip")
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		total += w.Body.Len()
+		var body io.Reader = w.Body
+		if w.Header().Get("Content-Encoding") == "gzip" {
+			if body, err = gzip.NewReader(w.Body); err != nil {
+				return err
+			}
+		}
+		got, err := io.ReadAll(body)
+		want, _ := fs.ReadFile(uiFiles, path)
+		if err != nil || !bytes.Equal(got, want) || w.Header().Get("Vary") != "Accept-Encoding" {
+			t.Errorf("%s: %d bytes of %d, %v, %v", path, len(got), len(want), w.Header(), err)
+		}
+		return nil
+	})
+	if err != nil || total > limit {
+		t.Errorf("%d bytes, at most %d; %v", total, limit, err)
+	}
+	for _, accepts := range []string{"", "br", "gzip;q=0"} {
+		r := httptest.NewRequest("GET", "/ui/app.js", nil)
+		r.Header.Set("Accept-Encoding", accepts)
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		if e := w.Header().Get("Content-Encoding"); e != "" {
+			t.Errorf("a client that accepts %q gets %s", accepts, e)
+		}
+	}
 }
 
 // TestPageLibraries: the libraries of the page are the published ones, few, and all with a licence.
 func TestPageLibraries(t *testing.T) {
-	const root, limit = "ui/vendor", 300 << 10
+	const root, limit = "ui/vendor", 900 << 10
 	list, err := fs.ReadFile(uiFiles, root+"/SHA256SUMS")
 	if err != nil {
 		t.Fatal(err)
@@ -144,6 +190,14 @@ func (p *webPage) ask(text string) {
 	p.until(complete)
 }
 
+// reload loads the page again.
+func (p *webPage) reload() {
+	p.browser.t.Helper()
+	p.eval("window.old = true")
+	p.call("Page.reload", dict{}, nil)
+	p.until("!window.old && document.readyState === 'complete'")
+}
+
 func (p *webPage) size(width, height int, scale float64, mobile bool) {
 	p.browser.t.Helper()
 	p.call("Emulation.setDeviceMetricsOverride",
@@ -179,15 +233,31 @@ func TestPage(t *testing.T) {
 	pageChats(t, p)
 	pageTools(t, p)
 	pageFiles(t, p)
+	pageMarkdown(t, p)
+	pageBranches(t, p)
+	pageContinue(t, p)
+	pageBackground(t, p)
+	pageTabs(t, p)
+	pageSettings(t, p)
+	t.Run("more", func(t *testing.T) {
+		testkit.Long(t) // what breaks seldom: a browser takes seconds of a core for it
+		outer := b.t
+		b.t = t
+		defer func() { b.t = outer }()
+		pageFind(t, p)
+		pageAttach(t, p)
+		pageCompare(t, p)
+		pageForms(t, p)
+	})
 	pagePhone(t, p)
 	checkProblems(t, b, 0)
 
-	others := []string{pageLoading(t, p), pageKey(t, p), pagePlain(t, p)}
+	others := append(pageImages(t, b), pageLoading(t, p), pageKey(t, p), pagePlain(t, p))
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, u := range b.requests {
 		if !slices.ContainsFunc(append(others, l.url), func(own string) bool { return strings.HasPrefix(u, own+"/") }) &&
-			u != "about:blank" && !strings.HasPrefix(u, "blob:"+l.url) {
+			u != "about:blank" && !strings.HasPrefix(u, "blob:"+l.url) && !strings.HasPrefix(u, "data:image/") {
 			t.Errorf("the page asked for %s", u)
 		}
 	}
@@ -205,9 +275,9 @@ func pageVerdict(t *testing.T, p *webPage) {
 		"{" + long + ", ms: 80}":                  "short ",
 		"{" + long + ", plain: 0}":                "short ",
 		"{" + long + ", plain: 4}":                "noisy ", // 12.5 times, with 3.3 tokens per pass
-		"{" + long + ", plain: 60}":               "paused Drafting paused: it would not pay here",
-		"{" + long + ", plain: 49}":               "paused Drafting paused: it would not pay here",
-		"{" + long + ", idle: 100}":               "paused Drafting paused: it would not pay here",
+		"{" + long + ", plain: 60}":               "slower 0.83× the speed without drafts",
+		"{" + long + ", plain: 49}":               "even As fast as without drafts",
+		"{" + long + ", idle: 100}":               "paused Drafting is paused: it would not pay here",
 		"{" + long + ", accepted: 0, off: 'Off'}": "off Off",
 		"{tokens: 0}":                             "none ",
 	} {
@@ -235,7 +305,7 @@ func pageAnswer(t *testing.T, p *webPage) {
 		".assistant td code":    "n+m",
 		".assistant .lang":      "go",
 		".hljs-comment":         "// merge joins a and b.",
-		".assistant .bar":       "goCopy",
+		".assistant .bar":       "goWrapCopy",
 		".thoughts .text":       "I wonder.",
 		".user .text":           "Hello <b>there</b>",
 		"#status":               "The answer is complete.",
@@ -289,8 +359,8 @@ func pageAnswer(t *testing.T, p *webPage) {
 
 	// The code can be copied as it is.
 	p.call("Browser.grantPermissions", dict{"permissions": []string{"clipboardReadWrite", "clipboardSanitizedWrite"}}, nil)
-	p.eval("$('.code button').click()")
-	p.until("$('.code button').textContent === 'Copied'")
+	p.eval("$('.code button:last-child').click()")
+	p.until("$('.code button:last-child').textContent === 'Copied'")
 	if s := p.eval("navigator.clipboard.readText()").(string); !strings.Contains(s, "\n\tout := make([]int, 0, ") {
 		t.Errorf("copied %q", s)
 	}
@@ -435,7 +505,7 @@ func pageChats(t *testing.T, p *webPage) {
 	p.press("New chat")
 	p.until("!$('#welcome').hidden && $$('.chat').length === 1")
 	p.ask("Second")
-	p.call("Page.reload", dict{}, nil)
+	p.reload()
 	p.until("$$('.chat').length === 2 && $('#model').value === 'qwen35'")
 	p.press("Back and forth")
 	p.until("$$('#log > li').length === 4")
@@ -477,20 +547,24 @@ func pageFiles(t *testing.T, p *webPage) {
 			content, name))
 	}
 	drop("notes.md", "'a\\n```\\nb\\n```\\n'")
-	p.until("$('#input').value === 'notes.md:\\n````\\na\\n```\\nb\\n```\\n````\\n'")
+	p.until("$('#files').textContent.includes('notes.md')")
 	drop("cat.png", "new Uint8Array([137, 80, 0, 255])")
 	p.until("$('#alert').textContent === 'cat.png is not a text file.'")
-	drop("big.txt", "'x'.repeat(300000)")
+	drop("big.txt", "'x'.repeat(1100000)")
 	p.until("$('#alert').textContent.startsWith('big.txt is too long')")
 	p.press("Dismiss")
-	p.eval("$('#input').value = ''; $('#input').dispatchEvent(new Event('input'))")
+	// It goes with its own conversation only, and with the message.
+	p.press("New chat")
+	p.until("!$('#welcome').hidden && $('#files').hidden")
+	p.reload()
+	p.until("$('#model').value === 'qwen35' && $$('#examples li').length")
 	checkProblems(t, p.browser, 0)
 }
 
 // pagePhone: nothing is cut, buttons are large enough, and the end of the answer stays in sight.
 func pagePhone(t *testing.T, p *webPage) {
 	p.size(phoneWidth, 844, 2, true)
-	p.eval("$('#new').click()")
+	p.eval("$('#new').click(); $('#thinking').value = ''")
 	p.until("!$('#welcome').hidden")
 	shot(t, p.browser, "phone-welcome")
 	p.s.tweak = func(req *engine.Request, _ *model) {
@@ -606,6 +680,9 @@ func pageKey(t *testing.T, p *webPage) string {
 	p.browser.open(l.url + "/")
 	p.until("$('#key-dialog').open")
 	shot(t, p.browser, "key")
+	p.write("wrong")
+	p.key("Enter", 13)
+	p.until("$('#key-dialog').open && $('#key-note').textContent.startsWith('The server refused this key.')")
 	p.write("secret")
 	p.key("Enter", 13)
 	p.until("!$('#key-dialog').open && $('#model').value === 'qwen35'")
@@ -621,9 +698,18 @@ func pageKey(t *testing.T, p *webPage) string {
 // pagePlain: a model without a chat template continues texts.
 func pagePlain(t *testing.T, p *webPage) string {
 	l := startLive(t, options{engine: engine.Config{Context: 512}})
+	// It is not loaded, so what it can is not known before it is asked.
+	slow := &loadingModels{Models: l.s.models(), done: make(chan struct{})}
+	l.s.SetModels(slow)
 	p.browser.open(l.url + "/")
-	p.until("$('#input').placeholder === 'Begin a text'")
-	p.ask("func main")
+	p.until("$('#model').textContent === 'qwen35 (loading)' && $$('#examples li').length")
+	p.eval("$('#input').focus()")
+	p.write("func main")
+	p.key("Enter", 13)
+	p.until("$('[aria-busy]')")
+	close(slow.done)
+	p.until(complete)
+	p.until("$('#input').placeholder === 'Begin a text' && $('#model').textContent === 'qwen35'")
 	if s := p.text(".assistant > .text"); s == "" {
 		t.Error("the text was not continued")
 	}
@@ -633,7 +719,18 @@ func pagePlain(t *testing.T, p *webPage) string {
 	}
 	p.mu.Unlock()
 	shot(t, p.browser, "plain")
+	// The text is one, from its beginning.
+	if p.eval("new Set([...$$('#log li > .text')].map(e => getComputedStyle(e).fontFamily)).size") != 1.0 {
+		t.Error("the text has two fonts")
+	}
+	p.call("Browser.grantPermissions", dict{"permissions": []string{"clipboardReadWrite", "clipboardSanitizedWrite"}}, nil)
+	p.eval("[...$$('.assistant button')].find(b => b.textContent === 'Copy').click()")
+	p.until("[...$$('.assistant button')].some(b => b.textContent === 'Copied')")
+	if s := p.eval("navigator.clipboard.readText()").(string); !strings.HasPrefix(s, "func main") || len(s) < 20 {
+		t.Errorf("copied %q", s)
+	}
 	checkProblems(t, p.browser, 0)
+	pageMigrate(t, p, l.url)
 	return l.url
 }
 
@@ -673,15 +770,15 @@ func checkAccess(t *testing.T, b *browser, what string) {
 		role := n.Role.Value
 		roles[role]++
 		switch role {
-		case "button", "textbox", "combobox", "spinbutton", "checkbox", "image", "log", "complementary", "navigation",
-			"region", "dialog", "progressbar":
+		case "button", "textbox", "combobox", "spinbutton", "searchbox", "meter", "image", "log", "complementary",
+			"navigation", "region", "dialog", "progressbar":
 			if n.Name.Value == nil || n.Name.Value == "" {
 				t.Errorf("%s: a %v has no name", what, role)
 			}
 		}
 	}
-	for _, role := range []string{"button", "textbox", "combobox", "spinbutton", "checkbox", "log", "main", "heading"} {
-		if roles[role] == 0 {
+	for _, role := range []string{"button", "textbox", "combobox", "spinbutton", "log", "main", "heading"} {
+		if roles[role] == 0 && roles["dialog"] == 0 { // which hides the rest
 			t.Errorf("%s: there is no %s: %v", what, role, roles)
 		}
 	}

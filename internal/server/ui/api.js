@@ -27,7 +27,8 @@ async function ask(path, key, options) {
   if (resp.ok) return resp;
   let message = `The server answered ${resp.status} ${resp.statusText}`;
   try {
-    message = (await resp.json()).error.message;
+    const { error } = await resp.json();
+    message = error.message ?? error;
   } catch { /* not one of our errors */ }
   throw new Failure(message, resp.status);
 }
@@ -48,23 +49,64 @@ export async function props(model, key) {
   }
 }
 
-// events cuts a stream of server-sent events into their data.
-async function* events(body) {
-  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+// server is what the server says of itself, whatever is loaded; null where it says nothing.
+export async function server(key) {
+  try {
+    return await (await ask('props', key)).json();
+  } catch (err) {
+    if (err instanceof Failure) return null;
+    throw err;
+  }
+}
+
+// load loads a model, and unload takes it out of memory.
+const post = (path, key, body, signal) => ask(path, key, { method: 'POST', signal, body: JSON.stringify(body) });
+export const load = (model, key, signal) => post('models/load', key, { model }, signal);
+export const unload = (model, key) => post('models/unload', key, { model });
+
+// tokens counts those of a text. The model must be loaded, or this loads it.
+export async function tokens(model, content, key) {
+  return (await (await post('tokenize', key, { model, content })).json()).tokens.length;
+}
+
+// pull downloads a model, and yields what the server says of it: {status, completed, total}.
+export async function* pull(name, key, signal) {
+  const resp = await post('api/pull', key, { model: name }, signal);
   let rest = '';
+  for await (const text of pieces(resp.body)) {
+    rest += text;
+    for (let end; (end = rest.indexOf('\n')) >= 0; rest = rest.slice(end + 1)) {
+      const news = JSON.parse(rest.slice(0, end));
+      if (news.error) throw new Failure(news.error, resp.status);
+      yield news;
+    }
+  }
+}
+
+// pieces yields the text of a body as it comes.
+async function* pieces(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   try {
     for (;;) {
       const { value, done } = await reader.read();
       if (done) return;
-      rest += value;
-      for (let end; (end = rest.indexOf('\n\n')) >= 0; rest = rest.slice(end + 2)) {
-        for (const line of rest.slice(0, end).split('\n')) {
-          if (line.startsWith('data: ')) yield line.slice(6);
-        }
-      }
+      yield value;
     }
   } finally {
     reader.cancel().catch(() => {});
+  }
+}
+
+// events cuts a stream of server-sent events into their data.
+async function* events(body) {
+  let rest = '';
+  for await (const text of pieces(body)) {
+    rest += text;
+    for (let end; (end = rest.indexOf('\n\n')) >= 0; rest = rest.slice(end + 2)) {
+      for (const line of rest.slice(0, end).split('\n')) {
+        if (line.startsWith('data: ')) yield line.slice(6);
+      }
+    }
   }
 }
 

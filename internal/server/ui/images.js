@@ -1,6 +1,6 @@
 // Images of messages: those that wait for the next one, and those that are shown in the conversation.
 
-import { button, element } from './prose.js';
+import { button, element } from './dom.js';
 
 const longest = 2048; // pixels of a side; more than models look at, and browsers have little room for conversations
 const most = 8; // images of a message
@@ -82,11 +82,4 @@ export class Waiting {
       return li;
     }));
   }
-}
-
-// content is a message's text with its images, in the server's words.
-export function content(turn) {
-  if (!turn.images?.length) return turn.content;
-  return [...turn.images.map((image) => ({ type: 'image_url', image_url: { url: image.url } })),
-    { type: 'text', text: turn.content }];
 }

@@ -1,6 +1,8 @@
 // Text of the model as a part of the page: Markdown, cleaned, with highlighted code, and with a mark on what was
 // drafted and accepted.
 
+import { copyButton, button, element } from './dom.js';
+import { extensions, formulas } from './math.js';
 import { Marked } from './vendor/marked.js';
 import hljs from './vendor/highlight/core.js';
 import bash from './vendor/highlight/bash.js';
@@ -28,6 +30,7 @@ for (const [name, grammar] of Object.entries(languages)) hljs.registerLanguage(n
 const escape = (s) => s.replace(/[&<>"]/g, (ch) => ({ '&': '&amp;', '<': '&lt;', '>': '&gt;', '"': '&quot;' })[ch]);
 
 const marked = new Marked({
+  extensions,
   renderer: {
     // Models write tags to talk about them: they are shown, not obeyed.
     html: ({ text }) => escape(text),
@@ -50,55 +53,23 @@ const allowed = {
     'del', 'a', 'table', 'thead', 'tbody', 'tr', 'th', 'td'],
   ALLOWED_ATTR: ['href', 'class', 'title', 'align', 'start'],
   ALLOWED_URI_REGEXP: /^(https?|mailto):/i,
+  ADD_URI_SAFE_ATTR: ['align', 'start'], // no addresses: the rule above is not for them
   ALLOW_DATA_ATTR: false,
   ALLOW_ARIA_ATTR: false,
   RETURN_DOM_FRAGMENT: true,
 };
 
-export function element(tag, name, text) {
-  const e = document.createElement(tag);
-  if (name) e.className = name;
-  if (text) e.textContent = text;
-  return e;
-}
+let wrapped = false; // long lines of code are folded
 
-export function button(label, act) {
-  const b = element('button', '', label);
-  b.type = 'button';
-  b.addEventListener('click', act);
-  return b;
-}
-
-// copy puts text on the clipboard. Browsers lend it to pages from this machine or over TLS only; elsewhere the old way
-// still works.
-export async function copy(text) {
-  if (navigator.clipboard) return navigator.clipboard.writeText(text);
-  const area = element('textarea', 'hidden');
-  area.value = text;
-  document.body.append(area);
-  area.select();
-  const done = document.execCommand('copy');
-  area.remove();
-  if (!done) throw new Error('refused');
-  return undefined;
-}
-
-// copyButton is a button that says how it went.
-export function copyButton(text) {
-  const b = button('Copy', async () => {
-    try {
-      await copy(text());
-      b.textContent = 'Copied';
-    } catch {
-      b.textContent = 'Not allowed';
-    }
-    setTimeout(() => { b.textContent = 'Copy'; }, 1500);
-  });
-  return b;
+// wrapCode folds the long lines of all code, or lets them scroll.
+export function wrapCode(on) {
+  wrapped = on;
+  document.body.classList.toggle('wrap', on);
+  for (const b of document.querySelectorAll('.code .wrapper')) b.setAttribute('aria-pressed', String(on));
 }
 
 // html turns one block of Markdown into clean nodes.
-function html(token) {
+function html(token, after) {
   const part = DOMPurify.sanitize(marked.parser([token]).trim(), allowed);
   for (const a of part.querySelectorAll('a')) {
     a.target = '_blank';
@@ -107,10 +78,13 @@ function html(token) {
   for (const pre of part.querySelectorAll('pre')) {
     const box = element('div', 'code');
     const bar = element('div', 'bar');
-    bar.append(element('span', 'lang', pre.title), copyButton(() => pre.textContent));
+    const wrap = button('Wrap', () => wrapCode(!wrapped), 'wrapper');
+    wrap.setAttribute('aria-pressed', String(wrapped));
+    bar.append(element('span', 'lang', pre.title), wrap, copyButton(() => pre.textContent));
     pre.replaceWith(box);
     pre.removeAttribute('title');
     pre.tabIndex = 0; // it may scroll sideways
+    pre.dir = 'ltr';
     box.append(bar, pre);
   }
   for (const table of part.querySelectorAll('table')) {
@@ -119,6 +93,7 @@ function html(token) {
     table.replaceWith(box);
     box.append(table);
   }
+  formulas(part, after);
   return part;
 }
 
@@ -128,39 +103,52 @@ if (marks) CSS.highlights.set('drafted', marks);
 // forgetMarks drops the marks of texts that are no longer shown.
 export const forgetMarks = () => marks?.clear();
 
-// Prose writes a growing text into an element. Blocks that did not change stay as they are, so what one has
-// selected stays selected, and a long answer costs no more than its last paragraph.
+// grow adds text to what was written: text[field], and the lengths of runs of it in text[runs], the first not drafted,
+// then in turn.
+export function grow(to, field, runs, text, drafted) {
+  to[field] += text;
+  const list = (to[runs] ??= []);
+  if (drafted && !list.length) list.push(0);
+  const last = list.length - 1;
+  if (last >= 0 && (last % 2 === 1) === drafted) list[last] += text.length;
+  else list.push(text.length);
+}
+
+// Prose shows a growing text in an element. Blocks that did not change stay as they are, so what one has
+// selected stays selected, and a long answer costs no more than its last paragraphs.
 export class Prose {
-  // drafted is what drafted() returned; plain leaves the text as it is.
-  constructor(to, { text = '', drafted = [], plain = false } = {}) {
+  // plain leaves the text as it is; after is called when a part changed its height later.
+  constructor(to, { plain = false, after = () => {} } = {}) {
     this.to = to;
     this.plain = plain;
-    this.text = text;
-    this.runs = [...drafted]; // lengths of runs, the first not drafted, then in turn
+    this.after = after;
+    this.text = '';
+    this.runs = [];
     this.blocks = []; // {raw, at, node, ranges}
     if (plain) to.classList.add('plain');
-    this.draw();
+    to.dir = 'auto';
   }
 
-  drafted() { return this.runs; }
-
-  add(text, drafted) {
-    this.text += text;
-    if (drafted && !this.runs.length) this.runs.push(0);
-    const last = this.runs.length - 1;
-    if (last >= 0 && (last % 2 === 1) === drafted) this.runs[last] += text.length;
-    else this.runs.push(text.length);
-  }
-
-  draw() {
-    const tokens = this.plain ? [{ raw: this.text }] : marked.lexer(this.text);
-    let at = 0;
-    tokens.forEach((token, i) => {
+  // show draws a text that begins with the one before, or another one. complete says that it will not grow.
+  show(text, runs = [], complete = true) {
+    const grows = !complete && text.startsWith(this.text);
+    if (complete && /^ {0,3}\[[^\]]+\]:/m.test(text)) this.clear(); // addresses of links elsewhere
+    this.text = text;
+    this.runs = runs;
+    // Text that is added changes the last block, and what stands between it and the one before. What a definition at
+    // the end changes elsewhere is drawn when the text is complete.
+    const keep = grows ? Math.max(0, this.blocks.length - 3) : 0;
+    let at = keep ? this.blocks[keep].at : 0;
+    const rest = text.slice(at);
+    const tokens = this.plain ? [{ raw: rest }] : marked.lexer(rest);
+    tokens.forEach((token, n) => {
+      const i = keep + n;
       const old = this.blocks[i];
       if (old?.raw !== token.raw) {
         const node = element('div', 'block');
-        node.append(this.plain ? token.raw : html(token));
-        const block = { raw: token.raw, node, ranges: [] };
+        node.dir = 'auto';
+        node.append(this.plain ? token.raw : html(token, this.after));
+        const block = { raw: token.raw, at, node, ranges: [] };
         if (old) {
           this.unmark(old);
           old.node.replaceWith(node);
@@ -170,15 +158,25 @@ export class Prose {
         this.blocks[i] = block;
         this.mark(block, at);
       }
+      this.blocks[i].at = at;
       at += token.raw.length;
     });
-    for (const gone of this.blocks.splice(tokens.length)) {
+    for (const gone of this.blocks.splice(keep + tokens.length)) {
       this.unmark(gone);
       gone.node.remove();
     }
   }
 
+  clear() {
+    for (const b of this.blocks) this.unmark(b);
+    this.blocks = [];
+    this.to.replaceChildren();
+  }
+
   unmark(block) { for (const r of block.ranges) marks?.delete(r); }
+
+  // fade removes the marks.
+  fade() { for (const b of this.blocks) this.unmark(b); }
 
   // mark finds the words of a block in its source, one after the other, and marks those parts that were drafted.
   // What Markdown itself changed (an entity, a bullet) is not found, and left without.
@@ -193,7 +191,7 @@ export class Prose {
     const walk = document.createTreeWalker(block.node, NodeFilter.SHOW_TEXT);
     let pos = 0;
     for (let node; (node = walk.nextNode());) {
-      if (node.parentElement.closest('.bar')) continue;
+      if (node.parentElement.closest('.bar, .math')) continue;
       for (const word of node.data.matchAll(/\S+/g)) {
         const from = block.raw.slice(pos, pos + near).indexOf(word[0]);
         if (from < 0) continue;
