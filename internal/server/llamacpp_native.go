@@ -81,7 +81,7 @@ func (s *llamaCPP) props(w http.ResponseWriter, r *http.Request) (any, error) {
 		"chat_template": v.template.Source(),
 		"chat_template_caps": map[string]bool{
 			"supports_tools":    v.template.Tools() && parse.Calls(v.template.Source()),
-			"supports_thinking": v.template.Thinking(), "fallback": v.template.Fallback(),
+			"supports_thinking": v.template.Thinking() || parse.Harmony(v.template.Source()), "fallback": v.template.Fallback(),
 		},
 		"modalities": map[string]bool{"vision": m.Vision != nil, "audio": false},
 		"bos_token":  v.format.BOS,
