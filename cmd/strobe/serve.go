@@ -605,7 +605,7 @@ func (o *serveOptions) config(log *slog.Logger) (cfg server.Config, err error) {
 		if err != nil {
 			return cfg, err
 		}
-		cfg.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, NextProtos: []string{"http/1.1"},
+		cfg.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, NextProtos: []string{"h2", "http/1.1"},
 			MinVersion: tls.VersionTLS12}
 	}
 	return cfg, nil

@@ -27,7 +27,7 @@ func (s *llamaCPP) endpoints() map[string]endpoint {
 		"GET /props":          s.props,
 		"POST /props":         post(s.core, s.changeProps),
 		"GET /slots":          s.slots,
-		"POST /slots/{id}":    post(s.core, s.slotAction),
+		"POST /slots/{id}":    optional(post(s.core, s.slotAction)),
 		"POST /models/load":   post(s.core, s.loadModel),
 		"POST /models/unload": post(s.core, s.unloadModel),
 		"POST /v1/rerank":     post(s.core, s.rerank),
@@ -77,6 +77,7 @@ func (s *llamaCPP) props(w http.ResponseWriter, r *http.Request) (any, error) {
 		"total_slots":   cfg.Parallel,
 		"queue":         cfg.Queue,
 		"model_alias":   v.name,
+		"model_path":    filepath.Base(m.Path), // clients have no business with folders
 		"build_info":    s.fingerprint(),
 		"chat_template": v.template.Source(),
 		"chat_template_caps": map[string]bool{
