@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -100,7 +101,7 @@ func (gs *grammars) compile(key string, compile func() (*grammar.Grammar, error)
 
 // grammar returns the grammar of a format.
 func (gs *grammars) grammar(f format) (*grammar.Grammar, error) {
-	return gs.compile(string(f.schema)+"\x00"+f.gbnf, func() (*grammar.Grammar, error) { // JSON has no such character
+	return gs.compile(fmt.Sprint(string(f.schema), "\x00", f.gbnf, f.strict), func() (*grammar.Grammar, error) { // JSON has no such character
 		switch {
 		case f.gbnf != "":
 			g, err := grammar.CompileGBNF(f.gbnf)
@@ -108,8 +109,10 @@ func (gs *grammars) grammar(f format) (*grammar.Grammar, error) {
 				return nil, refused("grammar", "the grammar cannot be used", err)
 			}
 			return g, nil
-		case f.schema != nil:
+		case f.schema != nil && f.strict:
 			return grammar.Compile(f.schema)
+		case f.schema != nil:
+			return grammar.CompileLoose(f.schema)
 		}
 		return grammar.Object(), nil
 	})

@@ -49,7 +49,7 @@ func CompileCalls(n Notation, tools []Tool) (g *Grammar, err error) {
 
 func compileCalls(n Notation, tools []Tool) *Grammar {
 	c := newCompiler(nil)
-	c.anyOrder = true
+	c.anyOrder, c.loose = true, true
 	c.text = c.b.newRule()
 	c.b.rules[c.text].start = c.b.textUntil(endParameter, endState)
 	if n == CallGemma {
