@@ -36,7 +36,7 @@ without a line feed of its own.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVarP(&opt.model, "model", "m", "",
+	f.VarP(&once{to: &opt.model}, "model", "m",
 		"`model` whose tokenizer to use, a name or a GGUF file (default: the one built in)")
 	f.BoolVar(&opt.noSpecial, "no-special", false, "leave control tokens out of the text")
 	f.BoolVar(&opt.batch, "batch", false, "read a JSON array of id arrays, print a JSON array of strings")

@@ -38,7 +38,7 @@ implementation, which keeps the beginning in any case.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return runPflash(cmd, &opt) },
 	}
 	f := cmd.Flags()
-	f.StringVarP(&opt.model, "model", "m", "", "the scorer, a name or a GGUF file (default: the built-in model)")
+	f.VarP(&once{to: &opt.model}, "model", "m", "the scorer, a name or a GGUF file (default: the built-in model)")
 	f.StringVar(&opt.tokens, "tokens", "", "token ids, with commas or spaces between, or the name of a JSON file with an array of them")
 	f.StringVarP(&opt.file, "file", "f", "", "file with the text; - is standard input")
 	f.Float64Var(&opt.keep, "keep", 0, "share of the text to keep (default: by its length, as --prefill-keep)")

@@ -281,7 +281,7 @@ func (o *runOptions) grammar() (*grammar.Grammar, error) {
 		if err != nil {
 			return nil, err
 		}
-		g, err := grammar.Compile([]byte(s))
+		g, err := grammar.CompileLoose([]byte(s))
 		if err != nil {
 			return nil, usagef("--json-schema: %w", err)
 		}

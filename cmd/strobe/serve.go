@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -54,6 +55,12 @@ type serveOptions struct {
 	cert    string
 	certKey string
 
+	more    []string // further models of -m
+	most    int      // models loaded at a time
+	presets map[string]*preset
+	// drafters were found for models of -m, by their names.
+	drafters map[string]string
+
 	settings     string
 	tables       map[string]map[string]any // of single models, from the file
 	given        sample.Defaults           // what flags say of sampling, the ones that were set
@@ -100,9 +107,9 @@ func newServeCmd() *cobra.Command {
 web page for chatting at the server's own address.
 
 With MODEL it serves one model, loaded at once, whatever model name requests give; without it, the one
-that is built in. With --models it offers every GGUF file of a folder under its name, loads them when
-they are asked for and unloads the ones used least recently when memory runs short; the name "any"
-stands for the one used last.
+that is built in. With several -m, or with --models for every GGUF file of a folder, it offers models under
+their names, loads them when they are asked for and unloads the ones used least recently when memory runs short;
+the name "any" stands for the one used last. Tables of the file of settings say more of single models.
 
 With --upstream, models that other OpenAI-compatible servers run (vLLM, SGLang, llama.cpp, another Strobe)
 appear beside its own, whatever protocol a client speaks. Requests that begin alike go to the same replica.
@@ -130,10 +137,12 @@ the one "strobe config" names.`,
 	opt.modelFlags.add(cmd)
 	opt.sampleFlags.add(cmd, 0.8)
 	f := cmd.Flags()
+	f.Lookup("model").Value = &several{&opt.model, &opt.more}
 	f.IntVar(&opt.ubatch, "ubatch-size", 0, ubatchHelp)
 	defer group(f, serverFlagsOf)()
 	f.StringVar(&opt.models, "models", "", "folder whose GGUF files are offered")
-	f.Var(&opt.memory, "models-memory", "bytes the loaded models of --models may take together (default: no limit)")
+	f.Var(&opt.memory, "models-memory", "bytes the loaded models may take together (default: no limit)")
+	f.IntVar(&opt.most, "models-max", 0, "models that are loaded at a time (default: as many as fit)")
 	f.DurationVar(&opt.idle, "models-idle", 0,
 		"unload a model that nobody used for so long; it is loaded again when asked for (default: never)")
 	f.StringVar(&opt.alias, "alias", "", "name of the model in answers (default: its file's)")
@@ -327,7 +336,7 @@ func (o *serveOptions) look(log *slog.Logger) error {
 		log.Warn("there is no folder to keep converted drafters and compiled kernels in; they are made anew at every start. "+
 			"XDG_CACHE_HOME names one", "error", err)
 	}
-	for _, name := range []string{o.model, o.drafter} {
+	for i, name := range append([]string{o.drafter}, o.allModels()...) {
 		if name == "" || name == "none" {
 			continue
 		}
@@ -343,7 +352,7 @@ func (o *serveOptions) look(log *slog.Logger) error {
 			return err
 		}
 		why := ""
-		if name == o.model {
+		if i > 0 {
 			why = model.WhyNot(f)
 		}
 		f.Close()
@@ -399,14 +408,15 @@ func (o *serveOptions) offer(ctx context.Context, s *server.Server,
 	if o.queue == 0 {
 		ecfg.Queue = -1
 	}
-	if o.model != "" {
-		if err := o.find(); err != nil {
-			return nil, err
-		}
-	}
-	if o.models != "" || o.model != "" || len(o.upstreams) > 0 {
-		pool := engine.PoolConfig{Dir: o.models, Engine: ecfg, MemoryBytes: int64(o.memory), Idle: o.idle, Log: log}
+	if o.models != "" || o.model != "" || o.many() || len(o.upstreams) > 0 {
+		pool := engine.PoolConfig{Dir: o.models, Engine: ecfg, MemoryBytes: int64(o.memory), Idle: o.idle, Log: log,
+			MaxModels: o.most}
 		return o.offerPool(ctx, s, pool)
+	}
+	for name, p := range o.presets {
+		if p.loads {
+			return nil, fmt.Errorf("%s.%q: the built-in model is loaded as the flags say; give a model with -m", modelTables, name)
+		}
 	}
 	start := time.Now()
 	m, err := o.load()
@@ -439,23 +449,46 @@ var newPool = engine.NewPool // another one in tests
 // it is loaded again when it was changed or its engine stopped.
 func (o *serveOptions) offerPool(ctx context.Context, s *server.Server,
 	cfg engine.PoolConfig) (closeModels func(context.Context) error, err error) {
+	single := o.model != "" && !o.many()
+	switch {
+	case single:
+		if err := o.find(); err != nil {
+			return nil, err
+		}
+		cfg.Files, cfg.Alias = []string{o.model}, o.alias
+	case o.many():
+		if cfg.Named, err = o.namedModels(); err != nil {
+			return nil, err
+		}
+	}
 	if cfg.Load, err = o.loadOptions(); err != nil {
 		return nil, err
 	}
-	cfg.Load.Say = func(line string) { cfg.Log.Info("loading", "where", line) }
-	if o.model != "" {
-		cfg.Files, cfg.Alias = []string{o.model}, o.alias
+	say := func(line string) { cfg.Log.Info("loading", "where", line) }
+	cfg.Load.Say = say
+	cfg.Of = func(name string, load *engine.Options, run *engine.Config) {
+		if p := o.presets[name]; p != nil && p.loads {
+			*load, run.Context = p.options, p.ctx
+			load.Say = say
+		}
+		load.Drafter = cmp.Or(load.Drafter, o.drafters[name])
 	}
+	cfg.Aliases = map[string]string{} // filled below, before anyone asks
 	p, err := newPool(cfg)
 	if err != nil {
 		return nil, err
 	}
-	if err := o.checkTables(cfg.Log, p.Models()); err != nil {
+	if err = o.checkTables(cfg.Log, p.Models()); err == nil {
+		var aliases map[string]string
+		aliases, err = o.applyPresets(p.Models())
+		maps.Copy(cfg.Aliases, aliases)
+	}
+	if err != nil {
 		p.Close(ctx)
 		return nil, err
 	}
 	only := ""
-	if o.model != "" {
+	if single {
 		only = p.Models()[0].Name
 		if err := o.first(ctx, p, only); err != nil {
 			p.Close(ctx)
@@ -520,6 +553,17 @@ func (o *serveOptions) loadOptions() (engine.Options, error) {
 			return engine.Options{}, usagef("--alias names a single model; --models takes the names of the files")
 		}
 	}
+	if o.many() {
+		switch {
+		case o.drafter != "" && o.drafter != "none":
+			return engine.Options{}, usagef("-d belongs to one model; with several, their tables [%s.\"NAME\"] have a drafter", modelTables)
+		case o.alias != "":
+			return engine.Options{}, usagef("--alias names a single model; with several, their tables [%s.\"NAME\"] have an alias", modelTables)
+		case o.templateFile != "":
+			return engine.Options{}, usagef("--chat-template-file belongs to a single model; with several, their tables [%s.\"NAME\"] "+
+				"have one", modelTables)
+		}
+	}
 	opt, err := o.options()
 	if err != nil || o.templateFile == "" {
 		return opt, err
@@ -527,18 +571,21 @@ func (o *serveOptions) loadOptions() (engine.Options, error) {
 	if o.models != "" {
 		return opt, usagef("--chat-template-file belongs to a single model; --models takes the templates of the files")
 	}
-	b, err := platform.ReadFile(o.templateFile, platform.MaxText)
+	opt.Template, err = readTemplate(o.templateFile)
+	return opt, err
+}
+
+// readTemplate reads a chat template from a file.
+func readTemplate(file string) (string, error) {
+	b, err := platform.ReadFile(file, platform.MaxText)
 	if err != nil {
-		return opt, err
+		return "", err
 	}
 	if len(bytes.TrimSpace(b)) == 0 {
-		return opt, fmt.Errorf("%s: there is no template in it", o.templateFile)
+		return "", fmt.Errorf("%s: there is no template in it", file)
 	}
-	if _, err := chat.ParseTemplate(o.templateFile, string(b)); err != nil {
-		return opt, err
-	}
-	opt.Template = string(b)
-	return opt, nil
+	_, err = chat.ParseTemplate(file, string(b))
+	return string(b), err
 }
 
 // config checks the flags of the server itself.
@@ -584,13 +631,16 @@ func (o *serveOptions) config(log *slog.Logger) (cfg server.Config, err error) {
 	if o.maxTokens < 0 {
 		return cfg, usagef("--max-tokens %d: want at least 0", o.maxTokens)
 	}
-	if _, err := o.loadOptions(); err != nil {
-		return cfg, err
+	if o.most < 0 {
+		return cfg, usagef("--models-max %d: want at least 0", o.most)
 	}
 	if cfg.Chat, err = o.chatFlags.defaults(); err != nil {
 		return cfg, err
 	}
 	if cfg.PerModel, err = o.modelDefaults(); err != nil {
+		return cfg, err
+	}
+	if _, err := o.loadOptions(); err != nil {
 		return cfg, err
 	}
 	if cfg.Keys, err = o.allKeys(); err != nil {
@@ -605,7 +655,7 @@ func (o *serveOptions) config(log *slog.Logger) (cfg server.Config, err error) {
 		if err != nil {
 			return cfg, err
 		}
-		cfg.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, NextProtos: []string{"http/1.1"},
+		cfg.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, NextProtos: []string{"h2", "http/1.1"},
 			MinVersion: tls.VersionTLS12}
 	}
 	return cfg, nil

@@ -99,10 +99,11 @@ func (c *chatFlags) defaults() (d server.ChatDefaults, err error) {
 	return d, nil
 }
 
-// modelDefaults reads the tables of single models: settings of sampling and conversations, and max-tokens. What a table
-// does not say of conversations is as the flags have it.
+// modelDefaults reads the tables of single models: settings of sampling and conversations, max-tokens, and how the
+// model is loaded. What a table does not say is as the flags have it.
 func (o *serveOptions) modelDefaults() (map[string]server.ModelDefaults, error) {
 	out := map[string]server.ModelDefaults{}
+	o.presets = map[string]*preset{}
 	for name, table := range o.tables {
 		cmd := &cobra.Command{}
 		var s sampleFlags
@@ -111,10 +112,23 @@ func (o *serveOptions) modelDefaults() (map[string]server.ModelDefaults, error) 
 		cmd.Flags().IntVar(&d.MaxTokens, "max-tokens", 0, "")
 		chat := o.chatFlags
 		chat.add(cmd.Flags())
+		p := &preset{}
+		p.add(cmd)
+		o.presets[name] = p
 		for _, key := range slices.Sorted(maps.Keys(table)) {
+			if slices.Contains(notPerModel, key) {
+				return nil, fmt.Errorf("%s.%q: %s is the same for all models of a server", modelTables, name, key)
+			}
 			if err := setFlag(cmd.Flags(), key, table[key]); err != nil {
 				return nil, fmt.Errorf("%s.%q: %w", modelTables, name, err)
 			}
+			p.loads = p.loads || key != "model" && key != "alias" && loadingFlags().Lookup(key) != nil
+		}
+		if err := p.inherit(o.modelFlags.cmd.Flags(), table); err != nil {
+			return nil, fmt.Errorf("%s.%q: %w", modelTables, name, err)
+		}
+		if _, err := p.modelFlags.options(); err != nil {
+			return nil, fmt.Errorf("%s.%q: %w", modelTables, name, err)
 		}
 		if err := s.Params.Validate(); err != nil {
 			return nil, fmt.Errorf("%s.%q: %w", modelTables, name, err)

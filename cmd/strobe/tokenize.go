@@ -44,7 +44,7 @@ token is added where the file asks for one. Switch that off with --no-special an
 		},
 	}
 	f := cmd.Flags()
-	f.StringVarP(&opt.model, "model", "m", "",
+	f.VarP(&once{to: &opt.model}, "model", "m",
 		"`model` whose tokenizer to use, a name or a GGUF file (default: the one built in)")
 	f.BoolVar(&opt.noBOS, "no-bos", false, "add no BOS or EOS token")
 	f.BoolVar(&opt.noSpecial, "no-special", false, "treat control tokens in the text as plain text")

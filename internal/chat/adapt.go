@@ -15,6 +15,8 @@ type shape struct {
 	textArguments   bool // objects become JSON text
 	emptyContent    bool // null content becomes ""
 	mergeSystem     bool // all system messages become one, in front
+	thinking        bool // reasoning is called "thinking", too
+	joinThinking    bool // what is said before a call becomes part of the reasoning
 }
 
 // caps is what a template was found to understand.
@@ -23,6 +25,9 @@ type caps struct {
 	needParts bool // content only as a list of parts
 	system    bool // a system message
 	developer bool // the developer role
+	oneSystem bool // later messages of the system are left out
+	oneCall   bool // of the calls of a message, all but the first are left out
+	thinking  bool // reasoning is a message's "thinking", not its "reasoning_content"
 }
 
 // try renders a small conversation. What cannot be rendered is empty.
@@ -43,7 +48,7 @@ func (t *Template) try(msgs ...Message) string {
 }
 
 // word and sysWord are what is looked for in small conversations.
-const word, sysWord = "zqxprobe", "zqxsystem"
+const word, sysWord, lateWord = "zqxprobe", "zqxsystem", "zqxlater"
 
 // Shows reports whether what a role says becomes part of the prompt. Templates know the usual roles and leave out
 // others, or refuse them.
@@ -74,21 +79,36 @@ func (t *Template) findCaps() {
 	alive := asString || t.caps.parts
 	t.caps.system = !alive || strings.Contains(t.try(sys, user), sysWord)
 	t.caps.developer = t.jinja.HasString("developer")
+	late := sys
+	late.Content = any(lateWord)
+	if t.caps.needParts {
+		late.Content = []Part{{Type: "text", Text: lateWord}}
+	}
+	text := t.try(sys, user, late)
+	t.caps.oneSystem = strings.Contains(text, sysWord) && !strings.Contains(text, lateWord)
+	object := json.RawMessage("{}")
+	text = t.try(user, Message{Role: "assistant", Content: "",
+		ToolCalls: []ToolCall{{Name: sysWord, Arguments: object}, {Name: lateWord, Arguments: object}}})
+	t.caps.oneCall = strings.Contains(text, sysWord) && !strings.Contains(text, lateWord)
+	t.caps.thinking = t.jinja.HasString("thinking") && !t.jinja.HasString("reasoning_content") &&
+		!t.jinja.HasName("reasoning_content")
 }
 
 // shapes lists the presentations worth trying for these messages, best first.
 func (t *Template) shapes(msgs []Message) []shape {
-	var hasNull, hasCalls bool
+	var hasNull, hasCalls, hasBoth bool
 	systems, late := 0, false
 	for i, m := range msgs {
 		hasNull = hasNull || m.Content == nil
 		hasCalls = hasCalls || len(m.ToolCalls) > 0
+		hasBoth = hasBoth || len(m.ToolCalls) > 0 && m.Reasoning != "" && m.Text() != ""
 		if m.Role == "system" || m.Role == "developer" {
 			systems++
 			late = late || i > 0
 		}
 	}
-	out := []shape{{decodeArguments: true}}
+	several := systems > 1 || late
+	out := []shape{{decodeArguments: true, thinking: t.caps.thinking, mergeSystem: several && t.caps.oneSystem}}
 	vary := func(applies bool, change func(*shape)) {
 		if !applies {
 			return
@@ -99,7 +119,8 @@ func (t *Template) shapes(msgs []Message) []shape {
 		}
 	}
 	vary(hasNull, func(s *shape) { s.emptyContent = true })
-	vary(systems > 1 || late, func(s *shape) { s.mergeSystem = true })
+	vary(hasBoth && t.caps.thinking, func(s *shape) { s.joinThinking = true })
+	vary(several && !t.caps.oneSystem, func(s *shape) { s.mergeSystem = true })
 	vary(hasCalls, func(s *shape) { s.decodeArguments, s.textArguments = false, true })
 	return out
 }
@@ -112,6 +133,10 @@ func (t *Template) adapt(msgs []Message, s shape) ([]Message, error) {
 		m := &out[i]
 		if m.Role == "developer" && !t.caps.developer {
 			m.Role = "system"
+		}
+		if s.joinThinking && len(m.ToolCalls) > 0 && m.Reasoning != "" && m.Text() != "" {
+			m.Reasoning += "\n\n" + m.Text()
+			m.Content = ""
 		}
 		switch c := m.Content.(type) {
 		case []Part:
@@ -142,7 +167,49 @@ func (t *Template) adapt(msgs []Message, s shape) ([]Message, error) {
 	if !t.caps.system {
 		out = systemIntoUser(out)
 	}
+	if t.caps.oneCall {
+		out = splitCalls(out)
+	}
 	return out, nil
+}
+
+// splitCalls gives every call a message of its own, followed by its results.
+func splitCalls(msgs []Message) []Message {
+	var out []Message
+	for i := 0; i < len(msgs); i++ {
+		m := msgs[i]
+		if len(m.ToolCalls) < 2 {
+			out = append(out, m)
+			continue
+		}
+		var results []Message
+		for i+1 < len(msgs) && msgs[i+1].Role == "tool" {
+			i++
+			results = append(results, msgs[i])
+		}
+		for j, call := range m.ToolCalls {
+			one := Message{Role: m.Role, Content: ""}
+			if j == 0 {
+				one = m
+			}
+			one.ToolCalls = []ToolCall{call}
+			out = append(out, one)
+			last := j == len(m.ToolCalls)-1
+			results = slices.DeleteFunc(results, func(r Message) bool {
+				mine := last || call.ID != "" && r.ToolCallID == call.ID
+				if mine {
+					out = append(out, r)
+				}
+				return mine
+			})
+			// Results without an id come in the order of the calls.
+			if !last && len(results) > 0 && results[0].ToolCallID == "" {
+				out = append(out, results[0])
+				results = results[1:]
+			}
+		}
+	}
+	return out
 }
 
 // plainParts gives the text parts of other APIs the type templates know.
@@ -269,6 +336,9 @@ func (m *Message) value(s shape) (*jinja.Dict, error) {
 		if err := set(k); err != nil {
 			return nil, err
 		}
+	}
+	if s.thinking && m.Reasoning != "" {
+		d.Set("thinking", m.Reasoning)
 	}
 	for _, f := range []struct {
 		key string

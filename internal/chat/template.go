@@ -155,8 +155,34 @@ func (t *Template) render(msgs []Message, opt Options) (string, *rendering, erro
 		text, err = t.again(r, msgs, shape{})
 	} else {
 		text, err = t.renderAdapted(msgs, r)
+		if err != nil && describe(tools) { // gpt-oss's needs a description of every tool
+			text, err = t.renderAdapted(msgs, r)
+		}
 	}
 	return text, r, err
+}
+
+// describe gives an empty description to functions without one and reports whether there were any.
+func describe(tools any) (changed bool) {
+	list, ok := tools.(*jinja.List)
+	if !ok {
+		return false
+	}
+	for _, tool := range list.Items {
+		d, ok := tool.(*jinja.Dict)
+		if !ok {
+			continue
+		}
+		f, _ := d.Get("function")
+		if d, ok = f.(*jinja.Dict); !ok {
+			continue
+		}
+		if _, given := d.Get("description"); !given {
+			d.Set("description", "")
+			changed = true
+		}
+	}
+	return changed
 }
 
 // again renders with messages in another shape.

@@ -40,11 +40,14 @@ type format struct {
 	longest  int      // bytes of the longest token
 	// keepControl: the markers of reasoning or calls are control tokens, which the parser has to see.
 	keepControl bool
+	harmony     bool  // the model speaks gpt-oss's format
+	endMessage  int32 // token that ends a message there, not a turn; -1 elsewhere
 }
 
 // markers stand around reasoning and tool calls in answers.
 var markers = []string{"<|channel>", "<channel|>", "<|tool_call>", "<think>", "</think>", "<tool_call>", "</tool_call>",
-	"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]", "<|python_tag|>"}
+	"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]", "<|python_tag|>",
+	"<|channel|>", "<|message|>"}
 
 // For returns the format of a model. It uses the model's tokenizer and template only.
 func For(m *engine.Model) *Format { return WithTemplate(m, "") }
@@ -66,7 +69,7 @@ func WithTemplate(m *engine.Model, template string) *Format {
 func (f *Format) source() string { return cmp.Or(f.own, f.model.Template) }
 
 func load(m *engine.Model, template string) (*format, error) {
-	f := &format{}
+	f := &format{harmony: parse.Harmony(template), endMessage: -1}
 	var err error
 	if f.template, err = chat.ForModel(template); err != nil {
 		return nil, fmt.Errorf("%s: %w", m.Path, err)
@@ -76,6 +79,9 @@ func load(m *engine.Model, template string) (*format, error) {
 		f.longest = max(f.longest, len(piece))
 		if m.Tokenizer.Kind(id) == tokenizer.Control && len(piece) > 0 {
 			f.control = append(f.control, string(piece))
+			if f.harmony && string(piece) == parse.HarmonyEnd {
+				f.endMessage = id
+			}
 		}
 	}
 	for _, s := range markers {
@@ -221,11 +227,22 @@ func (f *Format) Chat(msgs []chat.Message, o Options) (*Prompt, error) {
 		Tools: o.Tools, AddGenerationPrompt: !o.NoTurn, EnableThinking: o.Thinking, Extra: o.Extra,
 		BOS: f.BOS, EOS: f.EOS, Done: o.Done,
 	}
-	continued := ""
+	continued, opens := "", "" // opens is what follows the template's text
+	if x.harmony {
+		if opt.Extra, err = harmonyEffort(o.Extra); err != nil {
+			return nil, err
+		}
+		if o.Thinking != nil && !*o.Thinking && !o.NoTurn { // it has thought already, as far as it can tell
+			opens = parse.HarmonyThink + parse.HarmonyEnd + parse.HarmonyTurn
+		}
+	}
 	continueLast := o.Continue == nil || *o.Continue
 	if n := len(msgs); continueLast && n > 1 && msgs[n-1].Role == "assistant" && len(msgs[n-1].ToolCalls) == 0 {
 		opt.AddGenerationPrompt = true // the turn that the message is in
 		continued = msgs[n-1].Text()
+		if x.harmony {
+			opens = parse.HarmonyAnswer
+		}
 		msgs = msgs[:n-1]
 		if opt.EnableThinking == nil && x.template.Thinking() {
 			off := false
@@ -241,6 +258,7 @@ func (f *Format) Chat(msgs []chat.Message, o Options) (*Prompt, error) {
 		if err != nil {
 			return "", nil, err
 		}
+		text += opens
 		plain = append(plain, spoken(text+continued, len(text))...)
 		text += continued
 		return text, encode(tok, text, plain, o.Done), stopped(o.Done)
@@ -344,9 +362,9 @@ func (p *Prompt) Request(req engine.Request) engine.Request {
 	if p.format == nil {
 		return req
 	}
-	req.KeepSpecial = p.format.keepControl && !p.whole
+	req.KeepSpecial = p.format.keepControl && (!p.whole || p.format.harmony)
 	for i, id := range p.Tokens { // later prompts may differ after the end of any turn
-		if p.tok.IsEOG(id) {
+		if p.tok.IsEOG(id) || id == p.format.endMessage {
 			req.Checkpoints = append(req.Checkpoints, i+1)
 		}
 	}

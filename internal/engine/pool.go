@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"runtime/debug"
 	"slices"
@@ -17,11 +18,18 @@ import (
 
 // PoolConfig says which models a Pool offers.
 type PoolConfig struct {
-	Dir    string   // folder whose GGUF files are offered, subfolders included; "" for none
-	Files  []string // further model files
-	Alias  string   // name of the first of Files; "" takes that of the file
-	Load   Options  // how every model is loaded
-	Engine Config   // how every engine runs; a CacheDir is shared, entries are told apart by model
+	Dir   string   // folder whose GGUF files are offered, subfolders included; "" for none
+	Files []string // further model files
+	Alias string   // name of the first of Files; "" takes that of the file
+	// Named are further model files by their names, and Aliases other names of models.
+	Named   map[string]string
+	Aliases map[string]string
+	Load    Options // how every model is loaded
+	Engine  Config  // how every engine runs; a CacheDir is shared, entries are told apart by model
+	// Of, if set, changes how the model of a name is loaded and run. It is called from any goroutine.
+	Of func(name string, load *Options, run *Config)
+	// MaxModels limits how many models are resident; 0 means no limit.
+	MaxModels int
 	// MemoryBytes limits what the resident models hold together: files of weights, sequences and
 	// prefix caches. 0 means no limit. A model that is larger alone is still loaded, alone.
 	MemoryBytes int64
@@ -61,13 +69,14 @@ type ModelInfo struct {
 	Modified time.Time // of the file
 }
 
-// Any is the reserved name that stands for the most recently used resident model.
+// Any is the reserved name that stands for the most recently used resident model or, when none is, the model that was
+// used last.
 const Any = "any"
 
 // Errors of Acquire that callers tell apart.
 var (
 	ErrNoModelName  = errors.New("the model's name is missing")
-	ErrNoneResident = errors.New(`model "any": no model is loaded; name one`)
+	ErrNoneResident = errors.New(`model "any": no model was used yet; name one`)
 	ErrNoRoom       = errors.New("no memory for another model: all loaded ones are in use; try again later")
 )
 
@@ -151,7 +160,8 @@ func NewPool(cfg PoolConfig) (*Pool, error) {
 	if cfg.Engine.Log == nil {
 		cfg.Engine.Log = cfg.Log
 	}
-	p := &Pool{cfg: cfg, scanned: make(map[string]scan), changed: make(chan struct{}), stat: os.Stat, read: Load}
+	p := &Pool{cfg: cfg, scanned: make(map[string]scan), changed: make(chan struct{}), stat: os.Stat, read: Load,
+		added: maps.Clone(cfg.Named)}
 	p.hurry, p.giveUp = context.WithCancel(context.Background())
 	p.after = func(d time.Duration, f func()) func() {
 		t := time.AfterFunc(d, f)
@@ -293,6 +303,9 @@ func (p *Pool) resolve(ctx context.Context, name string) (*resident, error) {
 
 // named returns the model of a name, nil if there is none.
 func (p *Pool) named(name string) *resident {
+	if other, ok := p.cfg.Aliases[name]; ok {
+		name = other
+	}
 	i, ok := slices.BinarySearchFunc(p.models, name, func(m *resident, n string) int { return strings.Compare(m.Name, n) })
 	if !ok {
 		return nil
@@ -329,11 +342,19 @@ func (p *Pool) refresh(m *resident) {
 func (p *Pool) mostRecent() (*resident, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var best *resident
+	var best, sleeping *resident
 	for _, m := range p.models {
-		if m.engine != nil && !m.closing && m.engine.Err() == nil && (best == nil || m.LastUsed.After(best.LastUsed)) {
-			best = m
+		switch {
+		case m.engine != nil && !m.closing && m.engine.Err() == nil:
+			if best == nil || m.LastUsed.After(best.LastUsed) {
+				best = m
+			}
+		case !m.LastUsed.IsZero() && (sleeping == nil || m.LastUsed.After(sleeping.LastUsed)):
+			sleeping = m
 		}
+	}
+	if best == nil {
+		best = sleeping
 	}
 	if best == nil {
 		return nil, ErrNoneResident
@@ -358,7 +379,9 @@ func (p *Pool) makeRoom(m *resident) bool {
 		}
 	}
 	first := len(p.room) == 0 || p.room[0] == m
-	if first && !m.closing && (p.cfg.MemoryBytes <= 0 || others == 0 || used+m.Size <= p.cfg.MemoryBytes) {
+	fits := p.cfg.MemoryBytes <= 0 || others == 0 || used+m.Size <= p.cfg.MemoryBytes
+	fits = fits && (p.cfg.MaxModels <= 0 || others < p.cfg.MaxModels)
+	if first && !m.closing && fits {
 		if len(p.room) > 0 {
 			p.room = p.room[1:]
 			p.broadcast()
@@ -389,10 +412,10 @@ func (m *resident) held() int64 {
 func (p *Pool) load(m *resident) {
 	l := &loading{done: make(chan struct{})}
 	m.loading, m.State, m.Err = l, StateLoading, nil
-	path := m.Path
+	name, path := m.Name, m.Path
 	go func() {
 		start := time.Now()
-		e, err := p.open(path)
+		e, err := p.open(name, path)
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if p.closed && err == nil {
@@ -417,18 +440,21 @@ func (p *Pool) load(m *resident) {
 }
 
 // open loads a file and starts its engine. A defect in reading it is an error like any other.
-func (p *Pool) open(path string) (e *Engine, err error) {
+func (p *Pool) open(name, path string) (e *Engine, err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			p.cfg.Log.Error("loading stopped by a defect", "file", path, "panic", r, "stack", string(debug.Stack()))
 			err = fmt.Errorf("%s: a defect in loading: %v", path, r)
 		}
 	}()
-	m, err := p.read(path, p.cfg.Load)
+	load, cfg := p.cfg.Load, p.cfg.Engine
+	if p.cfg.Of != nil {
+		p.cfg.Of(name, &load, &cfg)
+	}
+	m, err := p.read(path, load)
 	if err != nil {
 		return nil, err
 	}
-	cfg := p.cfg.Engine
 	if cfg.CacheBytes == 0 && p.cfg.MemoryBytes > 0 {
 		// What is free is not all the pool's: the caches of a few models must fit beside their weights.
 		cfg.CacheBytes = min(m.cacheBytes(), max(1, p.cfg.MemoryBytes/4))

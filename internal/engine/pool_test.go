@@ -87,7 +87,7 @@ func TestPoolList(t *testing.T) {
 	os.WriteFile(filepath.Join(dir, "broken.gguf"), []byte("GGUF nothing"), 0o644)
 	os.WriteFile(filepath.Join(dir, "notes.txt"), []byte("no model"), 0o644)
 	p := newPool(t, PoolConfig{Dir: dir, Files: []string{testkit.Golden(t, "gemma4/model.gguf")}})
-	if got, want := states(p), "a unloaded, broken failed, model unloaded, sub/b unloaded"; got != want {
+	if got, want := states(p), "a unloaded, any.gguf unloaded, broken failed, model unloaded, sub/b unloaded"; got != want {
 		t.Errorf("models: %s\nwant %s", got, want)
 	}
 	for _, m := range p.Models() {
@@ -103,7 +103,7 @@ func TestPoolList(t *testing.T) {
 	os.WriteFile(filepath.Join(dir, "new.gguf"), data, 0o644)
 	acquire(t, p, "new").Release()
 	os.Remove(filepath.Join(dir, "a.gguf"))
-	if got, want := states(p), "broken failed, model unloaded, new loaded, sub/b unloaded"; got != want {
+	if got, want := states(p), "any.gguf unloaded, broken failed, model unloaded, new loaded, sub/b unloaded"; got != want {
 		t.Errorf("models: %s\nwant %s", got, want)
 	}
 	if _, err := NewPool(PoolConfig{Dir: filepath.Join(dir, "missing")}); err == nil {
@@ -125,8 +125,8 @@ func TestPoolNames(t *testing.T) {
 	}
 }
 
-// TestAnyIsTheModelUsedLast (failure F30): any is the most recently used resident model, and an error when there is
-// none.
+// TestAnyIsTheModelUsedLast (failure F30): any is the most recently used resident model, else the one that was used
+// last, and an error when none was.
 func TestAnyIsTheModelUsedLast(t *testing.T) {
 	p := newPool(t, PoolConfig{Dir: modelDir(t, "a=qwen3", "b=qwen3")})
 	if _, err := p.Acquire(t.Context(), Any); !errors.Is(err, ErrNoneResident) {
@@ -144,6 +144,51 @@ func TestAnyIsTheModelUsedLast(t *testing.T) {
 		if m.LastUsed.IsZero() || m.Users != 0 {
 			t.Errorf("%s: last used %v, %d users", m.Name, m.LastUsed, m.Users)
 		}
+	}
+}
+
+// TestAnySleeps: without a resident model, any is the one used last.
+func TestAnySleeps(t *testing.T) {
+	p := newPool(t, PoolConfig{Dir: modelDir(t, "a=qwen3", "b=qwen3", "c=qwen3"), MaxModels: 1})
+	for _, name := range []string{"b", "a"} {
+		acquire(t, p, name).Release()
+	}
+	if got, want := states(p), "a loaded, b unloaded, c unloaded"; got != want {
+		t.Errorf("with room for one model: %s, want %s", got, want)
+	}
+	if err := p.Unload(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	l := acquire(t, p, Any)
+	defer l.Release()
+	if l.Name != "a" {
+		t.Errorf("any is %q", l.Name)
+	}
+}
+
+// TestPoolPresets: single models have names, other names and settings of their own.
+func TestPoolPresets(t *testing.T) {
+	dir := modelDir(t, "a=qwen3", "b=qwen3")
+	p := newPool(t, PoolConfig{Named: map[string]string{"one": filepath.Join(dir, "a.gguf"), "two": filepath.Join(dir, "b.gguf")},
+		Aliases: map[string]string{"uno": "one", "none": "nosuch"}, Engine: Config{Context: 512},
+		Of: func(name string, load *Options, run *Config) {
+			if name == "one" {
+				load.Template, run.Context = "own", 256
+			}
+		}})
+	if got, want := states(p), "one unloaded, two unloaded"; got != want {
+		t.Fatalf("models: %s, want %s", got, want)
+	}
+	for name, want := range map[string]int{"uno": 256, "one": 256, "two": 512} {
+		l := acquire(t, p, name)
+		if got := l.Engine.Config().Context; got != want || l.Engine.Model().Template == "own" != (want == 256) {
+			t.Errorf("%s is %s with a context of %d and the template %q", name, l.Name, got, l.Engine.Model().Template)
+		}
+		l.Release()
+	}
+	var unknown *UnknownModelError
+	if _, err := p.Acquire(t.Context(), "none"); !errors.As(err, &unknown) || unknown.Name != "none" {
+		t.Errorf("an alias of nothing: %v", err)
 	}
 }
 

@@ -37,7 +37,10 @@ var splitPart = regexp.MustCompile(`-(\d{5})-of-\d{5}$`)
 func (p *Pool) scan() error {
 	found := make(map[string]string) // path by name
 	add := func(name, path string) {
-		if found[name] == "" && name != Any {
+		if name == Any { // which means another one
+			name = filepath.Base(path)
+		}
+		if found[name] == "" {
 			found[name] = path
 		}
 	}
@@ -46,9 +49,6 @@ func (p *Pool) scan() error {
 		name := modelName(filepath.Base(f))
 		if i == 0 && p.cfg.Alias != "" {
 			name = p.cfg.Alias
-		}
-		if name == Any {
-			name = filepath.Base(f)
 		}
 		add(name, f)
 	}

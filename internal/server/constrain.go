@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -35,7 +36,8 @@ func newVocab(tok *tokenizer.Tokenizer, control ...string) *grammar.Vocab {
 }
 
 // callMarkers are the tokens inside and at the end of calls, which some vocabularies have as control tokens.
-var callMarkers = []string{"</tool_call>", "<tool_call|>", `<|"|>`, "[ARGS]", "[CALL_ID]"}
+var callMarkers = []string{"</tool_call>", "<tool_call|>", `<|"|>`, "[ARGS]", "[CALL_ID]", "<|channel|>",
+	"<|constrain|>", "<|message|>"}
 
 // maxGrammars is how many compiled schemas a model keeps, and maxGrammarBytes how much memory they may take. Clients
 // use few, again and again, and what a grammar learns about the vocabulary is worth more than its compilation.
@@ -99,7 +101,7 @@ func (gs *grammars) compile(key string, compile func() (*grammar.Grammar, error)
 
 // grammar returns the grammar of a format.
 func (gs *grammars) grammar(f format) (*grammar.Grammar, error) {
-	return gs.compile(string(f.schema)+"\x00"+f.gbnf, func() (*grammar.Grammar, error) { // JSON has no such character
+	return gs.compile(fmt.Sprint(string(f.schema), "\x00", f.gbnf, f.strict), func() (*grammar.Grammar, error) { // JSON has no such character
 		switch {
 		case f.gbnf != "":
 			g, err := grammar.CompileGBNF(f.gbnf)
@@ -107,8 +109,10 @@ func (gs *grammars) grammar(f format) (*grammar.Grammar, error) {
 				return nil, refused("grammar", "the grammar cannot be used", err)
 			}
 			return g, nil
-		case f.schema != nil:
+		case f.schema != nil && f.strict:
 			return grammar.Compile(f.schema)
+		case f.schema != nil:
+			return grammar.CompileLoose(f.schema)
 		}
 		return grammar.Object(), nil
 	})
@@ -143,10 +147,13 @@ func (gs *grammars) calls(c *conversation) (*grammar.Grammar, error) {
 // callNotations are the grammars of calls by the family of the parser that reads them.
 var callNotations = map[string]grammar.Notation{"hermes": grammar.CallJSON, "qwenxml": grammar.CallTags,
 	"gemma4": grammar.CallGemma, "llama3": grammar.CallLlama, "mistral": grammar.CallArgs,
-	"mistral list": grammar.CallList}
+	"mistral list": grammar.CallList, "harmony": grammar.CallHarmony}
 
 // thinkMarkers are what begins and ends reasoning in this model's text.
 func (gs *grammars) thinkMarkers() (start, end string) {
+	if parse.Harmony(gs.template.Source()) {
+		return parse.HarmonyThink, parse.HarmonyEnd
+	}
 	if strings.Contains(gs.template.Source(), "<|channel>") {
 		return "<|channel>thought", "<channel|>"
 	}
@@ -164,7 +171,7 @@ type phase interface {
 
 // constraint is what a conversation asks of the answer's tokens; nil if nothing.
 func (gs *grammars) constraint(c *conversation, p *dialog.Prompt) (sample.Constraint, error) {
-	g := &guide{gs: gs, thinking: p.Thinking, budget: c.budget}
+	g := &guide{gs: gs, thinking: p.Thinking, budget: c.budget, harmony: parse.Harmony(gs.template.Source())}
 	g.start, g.end = gs.thinkMarkers()
 	mayCall := len(c.tools) > 0 && !c.choice.none
 	var tools []json.RawMessage
@@ -184,14 +191,17 @@ func (gs *grammars) constraint(c *conversation, p *dialog.Prompt) (sample.Constr
 	switch {
 	case forced && opener == "":
 		return nil, invalid("tool_choice", "the model's chat template does not say how tools are called")
+	case g.harmony && (forced || c.format != nil):
+		if err := g.messages(c, p, opener, forced); err != nil {
+			return nil, err
+		}
 	case forced:
 		g.phases = []phase{&literal{gs, opener}}
 	case c.format != nil:
-		gr, err := gs.grammar(*c.format)
+		answer, err := gs.answer(c, "")
 		if err != nil {
 			return nil, err
 		}
-		answer := &matched{gr.NewMatcher(gs.vocab())}
 		if g.phases = []phase{answer}; opener != "" && g.answer.Marked() {
 			// The answer is the JSON, or a call of a tool, which its first character tells apart.
 			g.phases = []phase{&either{answer: answer, call: &literal{gs, opener}}}
@@ -201,12 +211,57 @@ func (gs *grammars) constraint(c *conversation, p *dialog.Prompt) (sample.Constr
 	}
 	if p.Thinking || c.budget >= 0 {
 		inside := tokenizer.EncodeOptions{ParseSpecial: true, Continue: true}
-		g.closing = gs.tok.Encode("\n\nThat is enough thinking; the answer follows.\n"+g.end+"\n\n", inside)
-		g.gap = gs.tok.Encode("\n\n", inside)
+		gap := "\n\n"
+		if g.harmony {
+			gap = "" // the header of the next message follows
+		}
+		g.closing = gs.tok.Encode("\n\nThat is enough thinking; the answer follows.\n"+g.end+gap, inside)
+		g.gap = gs.tok.Encode(gap, inside)
 	}
 	g.left = g.budget
 	g.limit()
 	return g, nil
+}
+
+// messages constrains an answer in the format of gpt-oss: reasoning first, unless the prompt says that it is over, then
+// a message that is a call, or the answer in a format, or either of them.
+func (g *guide) messages(c *conversation, p *dialog.Prompt, opener string, forced bool) error {
+	lead := ""
+	switch text := p.Text; {
+	case p.Thinking:
+		lead = parse.HarmonyTurn
+	case strings.HasSuffix(text, parse.HarmonyThink+parse.HarmonyEnd+parse.HarmonyTurn):
+	case strings.HasSuffix(text, parse.HarmonyTurn):
+		g.forced = g.gs.tok.Encode(parse.HarmonyThink, tokenizer.EncodeOptions{ParseSpecial: true, Continue: true})
+		lead = parse.HarmonyTurn
+	case forced:
+		lead = parse.HarmonyEnd + parse.HarmonyTurn
+	default: // inside an answer
+		answer, err := g.gs.answer(c, "")
+		g.phases = []phase{answer}
+		return err
+	}
+	// All headers begin with the same marker.
+	marker, final, _ := strings.Cut(parse.HarmonyAnswer, ">")
+	call := &literal{g.gs, strings.TrimPrefix(opener, marker+">")}
+	g.phases = []phase{&literal{g.gs, lead + marker + ">"}, call}
+	if forced {
+		return nil
+	}
+	answer, err := g.gs.answer(c, final)
+	if g.phases[1] = answer; opener != "" {
+		g.phases[1] = &either{answer: answer, call: call}
+	}
+	return err
+}
+
+// answer is the part of an answer that its format describes, and a text before it.
+func (gs *grammars) answer(c *conversation, head string) (*matched, error) {
+	g, err := gs.grammar(*c.format)
+	if err != nil {
+		return nil, err
+	}
+	return &matched{literal{gs, head}, g.NewMatcher(gs.vocab())}, nil
 }
 
 // guide constrains an answer from its beginning to its end: reasoning first, which is free but for its
@@ -215,6 +270,7 @@ func (gs *grammars) constraint(c *conversation, p *dialog.Prompt) (sample.Constr
 type guide struct {
 	gs         *grammars
 	start, end string // markers of reasoning
+	harmony    bool   // the answer consists of messages
 	thinking   bool
 	budget     int // most tokens of a block of reasoning; < 0 for no limit
 	left       int
@@ -280,6 +336,11 @@ func (g *guide) Accept(id int32) {
 
 // follow looks for the markers of reasoning in the text. A complete call ends it, too, and is an answer.
 func (g *guide) follow(piece []byte) {
+	if g.harmony { // headers say it, not one marker
+		g.thinking = g.answer.Thinking()
+		g.tail = append(g.tail[:0], piece...)
+		return
+	}
 	marker := g.start
 	if g.thinking {
 		marker = g.end
@@ -341,15 +402,14 @@ func (g *guide) matcher() *grammar.Matcher {
 	case g.thinking || len(g.phases) == 0:
 		return nil
 	}
-	switch p := g.phases[0].(type) {
-	case *matched:
-		return p.Matcher
-	case *either:
-		if p.decided == nil || p.decided == phase(p.answer) {
-			return p.answer.Matcher
-		}
+	m, _ := g.phases[0].(*matched)
+	if e, ok := g.phases[0].(*either); ok && (e.decided == nil || e.decided == phase(e.answer)) {
+		m = e.answer
 	}
-	return nil
+	if m == nil || !m.head.done() {
+		return nil
+	}
+	return m.Matcher
 }
 
 // limit ends reasoning when its budget is spent, though not inside a character.
@@ -383,8 +443,27 @@ func (gs *grammars) forbidEnd(logits []float32) {
 	}
 }
 
-// matched is an answer that a grammar describes.
-type matched struct{ *grammar.Matcher }
+// matched is an answer that a grammar describes, after a text.
+type matched struct {
+	head literal
+	*grammar.Matcher
+}
+
+func (m *matched) Mask(logits []float32) {
+	if m.head.done() {
+		m.Matcher.Mask(logits)
+	} else {
+		m.head.Mask(logits)
+	}
+}
+
+func (m *matched) Accept(id int32) {
+	if m.head.done() {
+		m.Matcher.Accept(id)
+	} else {
+		m.head.Accept(id)
+	}
+}
 
 func (m *matched) done() bool { return false }
 

@@ -51,6 +51,24 @@ func post[Q any](s *core, e func(w http.ResponseWriter, r *http.Request, q *Q) (
 	}
 }
 
+// optional is an endpoint whose requests may come without a body.
+func optional(e endpoint) endpoint {
+	return func(w http.ResponseWriter, r *http.Request) (any, error) {
+		if r.ContentLength == 0 {
+			r.Body = io.NopCloser(strings.NewReader("{}"))
+		}
+		return e(w, r)
+	}
+}
+
+// absent is an endpoint of another server that this one does not have. It says what is to be done instead.
+func absent(instead string) endpoint {
+	return func(_ http.ResponseWriter, r *http.Request) (any, error) {
+		return nil, &apiError{Status: http.StatusNotFound, Type: "not_found_error",
+			Message: r.URL.Path + " does not exist on this server: " + instead}
+	}
+}
+
 // readBody reads the whole request within the limits on its size and time.
 func (s *core) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	limit := s.cfg.MaxBody

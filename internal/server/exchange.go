@@ -122,8 +122,8 @@ func (x *exchange) run(r *http.Request, step func(i int, d []delta) error, idle 
 		rep := x.replies[i]
 		over := rep.enough
 		d := rep.take(ev)
-		if ev.Prompt != nil {
-			rep.reading = newPromptProgress(ev.Prompt, time.Since(rep.began))
+		if rep.req.Progress {
+			rep.readSome(&ev)
 		}
 		if rep.enough && !over {
 			rep.gen.Cancel()

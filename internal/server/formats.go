@@ -12,7 +12,9 @@ type responseFormat struct {
 	Schema     json.RawMessage `json:"schema"` // llama.cpp's place for it, also with json_object
 	JSONSchema *struct {
 		Schema json.RawMessage `json:"schema"`
+		Strict bool            `json:"strict"`
 	} `json:"json_schema"`
+	Strict bool `json:"strict"` // of the Responses API
 }
 
 func (f *responseFormat) format() (*format, error) {
@@ -35,7 +37,7 @@ func (f *responseFormat) format() (*format, error) {
 		if schema == nil {
 			return nil, invalid("response_format.json_schema.schema", "is missing")
 		}
-		return &format{schema: schema}, nil
+		return &format{schema: schema, strict: f.Strict || f.JSONSchema != nil && f.JSONSchema.Strict}, nil
 	}
 	return nil, invalid("response_format.type", "%q is none of text, json_object and json_schema", f.Type)
 }
@@ -150,4 +152,5 @@ func (f *refusedFields) check() error {
 type format struct {
 	schema json.RawMessage // nil for any object
 	gbnf   string          // "" for JSON
+	strict bool            // what cannot be honoured exactly is refused
 }

@@ -291,16 +291,16 @@ func TestTLS(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := startLive(t, options{config: Config{MaxConns: 1,
-		TLS: &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}}}})
+	l := startLive(t, options{config: Config{MaxConns: 1, MaxBody: 1 << 20,
+		TLS: &tls.Config{NextProtos: []string{"h2", "http/1.1"}, Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}}}})
 	pool := x509.NewCertPool()
 	cert, err := x509.ParseCertificate(der)
 	if err != nil {
 		t.Fatal(err)
 	}
 	pool.AddCert(cert)
-	for range 2 { // two clients for one connection: the idle one makes room
-		c := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}}}
+	for _, http2 := range []bool{false, true, false} { // clients for one connection: the idle one makes room
+		c := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}, ForceAttemptHTTP2: http2}}
 		defer c.CloseIdleConnections()
 		resp, err := c.Get("https://" + l.addr + "/health")
 		if err != nil {
@@ -308,8 +308,29 @@ func TestTLS(t *testing.T) {
 		}
 		io.Copy(io.Discard, resp.Body)
 		resp.Body.Close()
-		if resp.StatusCode != 200 {
-			t.Errorf("status %d", resp.StatusCode)
+		if resp.StatusCode != 200 || resp.ProtoMajor == 2 != http2 {
+			t.Errorf("status %d, %s", resp.StatusCode, resp.Proto)
+		}
+		// Streams, and requests that are refused before they are read.
+		resp, err = c.Post("https://"+l.addr+"/v1/completions", "application/json",
+			strings.NewReader(`{"prompt":"x","max_tokens":3,"stream":true}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if err != nil || !strings.HasSuffix(string(b), "data: [DONE]\n\n") {
+			t.Errorf("%q, %v", b, err)
+		}
+		resp, err = c.Post("https://"+l.addr+"/v1/completions", "application/json",
+			strings.NewReader(strings.Repeat(" ", 2<<20)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.Copy(io.Discard, resp.Body)
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusRequestEntityTooLarge {
+			t.Errorf("a large request: status %d", resp.StatusCode)
 		}
 	}
 }

@@ -46,6 +46,11 @@ func (q *nativeRequest) completions() int {
 }
 
 func (s *llamaCPP) infill(w http.ResponseWriter, r *http.Request, q *nativeRequest) (any, error) {
+	for i, f := range q.InputExtra {
+		if f.Name == nil || f.Text == nil {
+			return nil, invalid("input_extra"+index(i), "must have a filename and a text")
+		}
+	}
 	return s.answer(w, r, q, func(m *model) ([]*dialog.Prompt, error) {
 		prefix := q.InputPrefix
 		if kindOf(q.Prompt) != "null" { // begins the middle
@@ -193,12 +198,14 @@ func (a *nativeAnswer) chunk(i int, ds []delta) {
 	for _, d := range ds {
 		content += d.text
 	}
-	if content != "" || len(rep.tokens) > 0 || rep.reading != nil {
+	for _, p := range rep.reading {
+		a.st.send("", map[string]any{"index": i, "content": "", "tokens": []int32{}, "stop": false,
+			"id_slot": rep.gen.State().Slot, "tokens_predicted": 0, "tokens_evaluated": p.Total, "prompt_progress": p})
+	}
+	rep.reading = nil
+	if content != "" || len(rep.tokens) > 0 {
 		out := a.part(i, content)
 		out["id_slot"] = rep.gen.State().Slot
-		if rep.reading != nil {
-			out["prompt_progress"], rep.reading = rep.reading, nil
-		}
 		if a.q.TimingsPerToken {
 			out["timings"] = rep.timingsSoFar()
 		}

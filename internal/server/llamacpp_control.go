@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -56,7 +57,7 @@ func (s *llamaCPP) slotAction(w http.ResponseWriter, r *http.Request, q *slotReq
 	if err != nil {
 		return nil, invalid("id_slot", "must be a number")
 	}
-	v, err := s.loaded(q.Model)
+	v, err := s.loaded(cmp.Or(q.Model, r.URL.Query().Get("model")))
 	if err != nil {
 		return nil, err
 	}

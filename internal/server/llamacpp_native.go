@@ -27,7 +27,7 @@ func (s *llamaCPP) endpoints() map[string]endpoint {
 		"GET /props":          s.props,
 		"POST /props":         post(s.core, s.changeProps),
 		"GET /slots":          s.slots,
-		"POST /slots/{id}":    post(s.core, s.slotAction),
+		"POST /slots/{id}":    optional(post(s.core, s.slotAction)),
 		"POST /models/load":   post(s.core, s.loadModel),
 		"POST /models/unload": post(s.core, s.unloadModel),
 		"POST /v1/rerank":     post(s.core, s.rerank),
@@ -79,11 +79,12 @@ func (s *llamaCPP) props(w http.ResponseWriter, r *http.Request) (any, error) {
 		"queue":         cfg.Queue,
 		"pull":          s.pull.Load() != nil, // models can be downloaded through /api/pull
 		"model_alias":   v.name,
+		"model_path":    filepath.Base(m.Path), // clients have no business with folders
 		"build_info":    s.fingerprint(),
 		"chat_template": v.template.Source(),
 		"chat_template_caps": map[string]bool{
 			"supports_tools":    v.template.Tools() && parse.Calls(v.template.Source()),
-			"supports_thinking": v.template.Thinking(), "fallback": v.template.Fallback(),
+			"supports_thinking": v.template.Thinking() || parse.Harmony(v.template.Source()), "fallback": v.template.Fallback(),
 		},
 		"modalities": map[string]bool{"vision": m.Vision != nil, "audio": false},
 		"bos_token":  v.format.BOS,

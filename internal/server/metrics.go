@@ -31,11 +31,12 @@ type meter struct {
 	hists map[string]*histogram // by name and labels
 	rates map[string]*rate      // by model
 	marks map[string]*[2]mark   // by model; the first at least paceTime before now
+	most  map[string]int        // by model: tokens of the longest prompt with its answer
 }
 
 func newMeter(started time.Time, models func() Models, upstreams *upstream.Fleet) *meter {
 	return &meter{started: started, models: models, upstreams: upstreams, set: metrics.NewSet(),
-		hists: map[string]*histogram{}, rates: map[string]*rate{}, marks: map[string]*[2]mark{}}
+		hists: map[string]*histogram{}, rates: map[string]*rate{}, marks: map[string]*[2]mark{}, most: map[string]int{}}
 }
 
 // request counts an HTTP request.
@@ -52,6 +53,9 @@ func (m *meter) request(r *http.Request, status int, took time.Duration) {
 // generation counts a generation that ended.
 func (m *meter) generation(model string, res *engine.Result) {
 	label := fmt.Sprintf("model_name=%q", model)
+	m.mu.Lock()
+	m.most[model] = max(m.most[model], res.Prompt+res.Generated)
+	m.mu.Unlock()
 	m.observe("vllm:e2e_request_latency_seconds", label, res.Total)
 	m.observe("vllm:request_queue_time_seconds", label, res.Queued)
 	if res.First > 0 {
@@ -60,6 +64,13 @@ func (m *meter) generation(model string, res *engine.Result) {
 	if n := res.Generated - 1; n > 0 {
 		m.observe("vllm:time_per_output_token_seconds", label, res.Stats.DecodeTime/time.Duration(n))
 	}
+}
+
+// embedded counts texts that became vectors, and their tokens.
+func (m *meter) embedded(model string, texts, tokens int) {
+	label := fmt.Sprintf("{model_name=%q}", model)
+	m.set.GetOrCreateCounter("strobe:embeddings_total" + label).Add(texts)
+	m.set.GetOrCreateCounter("strobe:embedding_tokens_total" + label).Add(tokens)
 }
 
 // histogram is one of Prometheus' own kind, which every dashboard reads.
@@ -270,6 +281,10 @@ func (m *meter) put(put putter, model string, s *engine.Snapshot) {
 	counter("llamacpp:prompt_seconds_total", "Time spent on prompts.", st.PromptTime.Seconds())
 	counter("llamacpp:tokens_predicted_total", "Tokens generated.", float64(st.Tokens))
 	counter("llamacpp:tokens_predicted_seconds_total", "Time spent on generating.", st.DecodeTime.Seconds())
+	m.mu.Lock()
+	most := m.most[model]
+	m.mu.Unlock()
+	counter("llamacpp:n_tokens_max", "Tokens of the longest prompt with its answer.", float64(most))
 	counter("llamacpp:n_decode_total", "Passes of the target.", float64(s.Steps))
 	counter("vllm:prompt_tokens_total", "Prompt tokens processed, those found in the cache included.", float64(st.Prompt+st.Cached))
 	counter("vllm:generation_tokens_total", "Tokens generated.", float64(st.Tokens))

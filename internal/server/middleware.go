@@ -263,7 +263,7 @@ func isLocal(origin string) bool {
 		return false
 	}
 	switch u.Scheme {
-	case "app", "tauri", "vscode-webview":
+	case "app", "tauri", "file", "capacitor", "vscode-webview", "vscode-file":
 		return true
 	case "http", "https":
 		ip := net.ParseIP(u.Hostname())

@@ -177,7 +177,7 @@ func (s *ollama) show(w http.ResponseWriter, r *http.Request, q *ollamaNamed) (a
 	if l.template.Tools() && parse.Calls(l.template.Source()) {
 		caps = append(caps, "tools")
 	}
-	if src := l.template.Source(); l.template.Thinking() || strings.Contains(src, "<think>") {
+	if src := l.template.Source(); l.template.Thinking() || strings.Contains(src, "<think>") || parse.Harmony(src) {
 		caps = append(caps, "thinking")
 	}
 	if _, ok := l.tok.Role(tokenizer.RoleFIMMid); ok && l.fills {

@@ -42,22 +42,26 @@ type openAI struct{ *core }
 
 func (s *openAI) endpoints() map[string]endpoint {
 	return map[string]endpoint{
-		"POST /v1/chat/completions":          post(s.core, s.chat),
-		"POST /chat/completions":             post(s.core, s.chat),
-		"POST /apply-template":               post(s.core, s.applyTemplate),
-		"POST /v1/completions":               post(s.core, s.completions),
-		"POST /completions":                  post(s.core, s.completions),
-		"POST /v1/responses":                 post(s.core, s.responses),
-		"POST /responses":                    post(s.core, s.responses),
-		"POST /v1/responses/input_tokens":    post(s.core, s.inputTokens),
-		"GET /v1/responses/{id}":             s.getResponse,
-		"GET /v1/responses/{id}/input_items": s.responseInput,
-		"DELETE /v1/responses/{id}":          s.deleteResponse,
-		"POST /v1/embeddings":                post(s.core, s.embeddings),
-		"POST /embeddings":                   post(s.core, s.embeddings),
-		"GET /v1/models":                     s.listModels,
-		"GET /models":                        s.listModels,
-		"GET /v1/models/{id...}":             s.getModel,
+		"POST /v1/chat/completions":              post(s.core, s.chat),
+		"POST /chat/completions":                 post(s.core, s.chat),
+		"POST /apply-template":                   post(s.core, s.applyTemplate),
+		"POST /v1/chat/completions/input_tokens": post(s.core, s.chatTokens),
+		"POST /chat/completions/input_tokens":    post(s.core, s.chatTokens),
+		"POST /v1/completions":                   post(s.core, s.completions),
+		"POST /completions":                      post(s.core, s.completions),
+		"POST /v1/responses":                     post(s.core, s.responses),
+		"POST /responses":                        post(s.core, s.responses),
+		"POST /v1/responses/input_tokens":        post(s.core, s.inputTokens),
+		"POST /responses/input_tokens":           post(s.core, s.inputTokens),
+		"POST /v1/responses/compact":             absent("conversations are not shortened here; clients do that themselves"),
+		"GET /v1/responses/{id}":                 s.getResponse,
+		"GET /v1/responses/{id}/input_items":     s.responseInput,
+		"DELETE /v1/responses/{id}":              s.deleteResponse,
+		"POST /v1/embeddings":                    post(s.core, s.embeddings),
+		"POST /embeddings":                       post(s.core, s.embeddings),
+		"GET /v1/models":                         s.listModels,
+		"GET /models":                            s.listModels,
+		"GET /v1/models/{id...}":                 s.getModel,
 	}
 }
 
@@ -248,6 +252,16 @@ func (a *choicesAnswer[C]) total(choices []C) *choicesJSON[C] {
 	return &out
 }
 
+// progress sends what is new of a reply's prompt, in chunks with an empty choice.
+func (a *choicesAnswer[C]) progress(rep *reply, empty C) {
+	for _, p := range rep.reading {
+		out := a.base
+		out.Choices, out.Progress = []C{empty}, p
+		a.st.send("", &out)
+	}
+	rep.reading = nil
+}
+
 // endStream sends what follows the last chunk of the last choice.
 func (a *choicesAnswer[C]) endStream() {
 	if slices.ContainsFunc(a.replies, func(rep *reply) bool { return rep.result == nil }) {
@@ -362,11 +376,7 @@ func (a *chatAnswer) chunk(i int, ds []delta) {
 		a.begun[i] = true
 		a.send(i, &chatDelta{Role: "assistant", Content: new(string)}, nil, nil)
 	}
-	if rep.reading != nil {
-		out := a.base
-		out.Choices, out.Progress, rep.reading = []chatChoice{{Index: i, Delta: &chatDelta{}}}, rep.reading, nil
-		a.st.send("", &out)
-	}
+	a.progress(rep, chatChoice{Index: i, Delta: &chatDelta{}})
 	a.deltas(i, ds)
 	if rep.result != nil {
 		finish := a.finish(rep)

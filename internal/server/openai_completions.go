@@ -146,6 +146,7 @@ func (a *textAnswer) whole() (any, error) {
 func (a *textAnswer) chunk(i int, ds []delta) {
 	rep := a.replies[i]
 	ch := completionChoice{Index: i}
+	a.progress(rep, ch)
 	if !a.begun[i] {
 		a.begun[i] = true
 		ch.Text = a.echo(rep)

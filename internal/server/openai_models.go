@@ -30,7 +30,8 @@ type modelJSON struct {
 	ContextLength int            `json:"context_length"` // Open WebUI and others
 	Meta          map[string]any `json:"meta,omitempty"` // llama.cpp; of loaded models
 
-	State      string `json:"state"` // unloaded, loading, loaded or failed
+	State      string `json:"state"`  // unloaded, loading, loaded or failed
+	Status     any    `json:"status"` // the same in llama.cpp's words
 	Error      string `json:"error,omitempty"`
 	Size       int64  `json:"size"`         // bytes of the files
 	LastUsedMS int64  `json:"last_used_ms"` // Unix time; 0 is never
@@ -53,6 +54,11 @@ type replicaJSON struct {
 
 // named says in the words of both APIs what a model is called and how old it is.
 func (j modelJSON) named() modelJSON {
+	status := map[string]any{"value": j.State}
+	if j.State == string(engine.StateFailed) {
+		status = map[string]any{"value": string(engine.StateUnloaded), "failed": true}
+	}
+	j.Status = status
 	j.Object, j.Type, j.Display, j.CreatedAt = "model", "model", j.ID, time.Unix(j.Created, 0).UTC()
 	return j
 }

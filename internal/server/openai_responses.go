@@ -123,6 +123,19 @@ func (s *openAI) inputTokens(w http.ResponseWriter, r *http.Request, q *response
 	if err != nil {
 		return nil, err
 	}
+	return s.countTokens(r, c)
+}
+
+// chatTokens does that for a request of the chat API.
+func (s *openAI) chatTokens(w http.ResponseWriter, r *http.Request, q *chatRequest) (any, error) {
+	c, err := q.conversation()
+	if err != nil {
+		return nil, err
+	}
+	return s.countTokens(r, c)
+}
+
+func (s *openAI) countTokens(r *http.Request, c *conversation) (any, error) {
 	p, err := s.prompt(r, c)
 	if err != nil {
 		return nil, err
@@ -137,6 +150,10 @@ func (a *responseAnswer) whole() (any, error) {
 
 func (a *responseAnswer) chunk(_ int, ds []delta) {
 	a.start()
+	for _, p := range a.rep.reading {
+		a.event("response.in_progress", map[string]any{"response": &a.base, "prompt_progress": p})
+	}
+	a.rep.reading = nil
 	a.add(ds)
 	if a.rep.result != nil {
 		a.st.err = cmp.Or(a.st.err, a.finish())

@@ -27,6 +27,7 @@ type responsesRequest struct {
 	ToolChoice        json.RawMessage   `json:"tool_choice"`
 	ParallelToolCalls *bool             `json:"parallel_tool_calls"`
 	MaxOutputTokens   *int              `json:"max_output_tokens"`
+	ReturnProgress    bool              `json:"return_progress"` // llama.cpp's
 	commonSampling
 	Stream bool `json:"stream"`
 	Text   *struct {
@@ -96,7 +97,8 @@ func (s *openAI) responsesConversation(r *http.Request, q *responsesRequest) (*c
 	if err := q.refuse(); err != nil {
 		return nil, err
 	}
-	sampling := &samplingFields{commonSampling: q.commonSampling, MaxTokens: q.MaxOutputTokens}
+	sampling := &samplingFields{commonSampling: q.commonSampling, MaxTokens: q.MaxOutputTokens,
+		ReturnProgress: q.ReturnProgress}
 	c := newConversation(q.Model, sampling, q.Stream)
 	if q.Instructions != nil && *q.Instructions != "" {
 		c.messages = append(c.messages, chat.Message{Role: "system", Content: *q.Instructions})

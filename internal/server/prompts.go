@@ -20,7 +20,8 @@ func (m *model) textPrompt(text string, done <-chan struct{}) (*dialog.Prompt, e
 	return m.format.Text(text, true, done)
 }
 
-// prompts reads a string, a list of strings, tokens, or a list of token lists.
+// prompts reads a string, a list of strings, tokens, or a list of token lists. A list of both tokens and strings is one
+// prompt, as at llama.cpp.
 func (m *model) prompts(ctx context.Context, name string, raw json.RawMessage) ([]*dialog.Prompt, error) {
 	tokens := func(raw json.RawMessage, at string) (*dialog.Prompt, error) {
 		ids, err := m.tokenList(raw, at)
@@ -50,6 +51,11 @@ func (m *model) prompts(ctx context.Context, name string, raw json.RawMessage) (
 			}
 			return m.textPrompt(s, ctx.Done())
 		}
+		if kindOf(raw) == "array" {
+			if p, err := m.mixedPrompt(raw, at, ctx.Done()); p != nil || err != nil {
+				return p, err
+			}
+		}
 		return tokens(raw, at)
 	}
 	switch kindOf(raw) {
@@ -64,7 +70,7 @@ func (m *model) prompts(ctx context.Context, name string, raw json.RawMessage) (
 	}
 	if first := bytes.TrimSpace(raw)[1:]; kindOf(first) == "number" &&
 		!bytes.HasPrefix(bytes.TrimSpace(first), []byte("]")) {
-		p, err := tokens(raw, name) // there may be millions, so they are read once
+		p, err := decode(raw, name)
 		return []*dialog.Prompt{p}, err
 	}
 	var list []json.RawMessage
@@ -77,6 +83,9 @@ func (m *model) prompts(ctx context.Context, name string, raw json.RawMessage) (
 	if len(list) > maxPrompts {
 		return nil, invalid(name, "has %d entries; at most %d are allowed", len(list), maxPrompts)
 	}
+	if p, err := m.mixedPrompt(raw, name, ctx.Done()); p != nil || err != nil {
+		return []*dialog.Prompt{p}, err
+	}
 	out := make([]*dialog.Prompt, len(list))
 	for i, x := range list {
 		var err error
@@ -85,6 +94,56 @@ func (m *model) prompts(ctx context.Context, name string, raw json.RawMessage) (
 		}
 	}
 	return out, nil
+}
+
+// mixedPrompt reads a list of tokens and strings, at least one of each; nil for anything else. Strings may contain
+// control tokens, as in prompts that are one string.
+func (m *model) mixedPrompt(raw json.RawMessage, at string, done <-chan struct{}) (*dialog.Prompt, error) {
+	if !bytes.ContainsRune(raw, '"') {
+		return nil, nil // there may be millions of tokens; they are read once
+	}
+	var list []json.RawMessage
+	if err := decodeJSON(raw, at, &list); err != nil {
+		return nil, err
+	}
+	numbers, strings := 0, 0
+	for _, x := range list {
+		switch kindOf(x) {
+		case "number":
+			numbers++
+		case "string":
+			strings++
+		}
+	}
+	if numbers == 0 || strings == 0 || numbers+strings < len(list) {
+		return nil, nil
+	}
+	p := &dialog.Prompt{}
+	for i, x := range list {
+		var text string
+		var id int32
+		if kindOf(x) == "number" {
+			if err := decodeJSON(x, at+index(i), &id); err != nil {
+				return nil, err
+			}
+			if err := m.checkTokens([]int32{id}, at+index(i)); err != nil {
+				return nil, err
+			}
+			p.Tokens = append(p.Tokens, id)
+			continue
+		}
+		if err := decodeJSON(x, at+index(i), &text); err != nil {
+			return nil, err
+		}
+		opt := tokenizer.EncodeOptions{AddSpecial: i == 0, ParseSpecial: true, Continue: i > 0, Done: done}
+		p.Tokens = m.tok.AppendEncode(p.Tokens, text, opt)
+	}
+	select {
+	case <-done:
+		return nil, dialog.ErrStopped
+	default:
+		return p, nil
+	}
 }
 
 // tokenList reads token ids.
@@ -134,13 +193,13 @@ func (m *model) fill(prefix, suffix string, extra []infillFile, done <-chan stru
 		}
 		for _, f := range extra {
 			role(tokenizer.RoleFIMSep)
-			text(f.Name + "\n" + f.Text)
+			text(*f.Name + "\n" + *f.Text)
 		}
 		role(tokenizer.RoleFIMSep)
 		text("file\n")
 	} else {
 		for _, f := range extra {
-			text("--- " + f.Name + " ---\n" + f.Text + "\n\n")
+			text("--- " + *f.Name + " ---\n" + *f.Text + "\n\n")
 		}
 	}
 	role(tokenizer.RoleFIMPre)
@@ -161,13 +220,13 @@ func (m *model) fill(prefix, suffix string, extra []infillFile, done <-chan stru
 
 // infillFile is a file that is not the one to be filled in.
 type infillFile struct {
-	Name string `json:"filename"`
-	Text string `json:"text"`
+	Name *string `json:"filename"`
+	Text *string `json:"text"`
 }
 
 // embed returns the vectors of texts or lists of tokens, each of length 1, and how many tokens they have. truncate cuts
 // those that do not fit into the context.
-func (m *model) embed(ctx context.Context, input json.RawMessage, dimensions *int, truncate bool) (
+func (m *lease) embed(ctx context.Context, input json.RawMessage, dimensions *int, truncate bool) (
 	out [][]float32, tokens int, err error) {
 	inputs, err := m.prompts(ctx, "input", input)
 	if err != nil {
@@ -198,6 +257,7 @@ func (m *model) embed(ctx context.Context, input json.RawMessage, dimensions *in
 		out = append(out, x)
 		tokens += len(in.Tokens)
 	}
+	m.core.metrics.embedded(m.name, len(out), tokens)
 	return out, tokens, nil
 }
 

@@ -36,7 +36,8 @@ type reply struct {
 	enough             bool // the rest is not wanted
 	result             *engine.Result
 	began, firstAt     time.Time
-	reading            *promptProgress // news of the prompt, until they are sent
+	reading            []*promptProgress // news of the prompt, until they are sent
+	lastRead           *promptProgress   // the latest of them; nil before the first
 }
 
 // parser takes apart what a model says.

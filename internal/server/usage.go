@@ -171,8 +171,28 @@ type promptProgress struct {
 	TimeMS    float64 `json:"time_ms"`
 }
 
-func newPromptProgress(s *engine.State, d time.Duration) *promptProgress {
-	return &promptProgress{Total: s.Prompt, Cache: s.Cached, Processed: s.Processed, TimeMS: ms(d)}
+// readSome gathers the news of an event. The first say what was cached, the last, sent before the answer, that all is
+// read: the engine says so only of prompts that take it several passes, and not when others want to be heard.
+func (r *reply) readSome(ev *engine.Event) {
+	s := ev.Prompt
+	if s == nil {
+		if len(ev.Tokens) == 0 {
+			return
+		}
+		now := r.gen.State()
+		now.Processed = now.Prompt
+		s = &now
+	}
+	report := func(processed int) {
+		r.lastRead = &promptProgress{Total: s.Prompt, Cache: s.Cached, Processed: processed, TimeMS: ms(time.Since(r.began))}
+		r.reading = append(r.reading, r.lastRead)
+	}
+	if r.lastRead == nil {
+		report(s.Cached)
+	}
+	if s.Processed > r.lastRead.Processed {
+		report(s.Processed)
+	}
 }
 
 // strobeJSON is what only this server says, in chunks of requests that ask for it.

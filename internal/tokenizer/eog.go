@@ -81,7 +81,6 @@ func (t *Tokenizer) assignRoles(c Config, kinds []TokenKind) {
 	call := has("<|call|>") || has("<|calls|>")
 	if has("<|end|>") && call && (has("<|return|>") || has("<|flush|>")) {
 		delete(t.eogSet, known["<|end|>"]) // ends a message there, not the turn
-		kinds[known["<|end|>"]] = UserDefined
 	}
 	if has("</s>") && has("<|tool_response>") {
 		delete(t.eogSet, known["</s>"]) // the HTML tag in Gemma 4

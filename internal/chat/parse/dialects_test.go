@@ -11,12 +11,13 @@ import (
 	"strobe/internal/testkit"
 )
 
-// Stand-ins for templates of Llama 3 and Mistral.
+// Stand-ins for templates of Llama 3, Mistral and gpt-oss.
 const (
 	tmplLlama   = `<|start_header_id|> <|python_tag|> "parameters": `
 	tmplList    = "[TOOL_CALLS]"
 	tmplArgs    = "[TOOL_CALLS] [ARGS] [THINK]"
 	tmplListNew = "[TOOL_CALLS] [THINK]"
+	tmplHarmony = "<|channel|> <|message|>"
 )
 
 var dialectCases = []testCase{
@@ -78,6 +79,81 @@ var dialectCases = []testCase{
 		want: Result{Content: `[TOOL_CALLS]now[ARGS]{"a`}},
 	{name: "mistral, endless name", template: tmplArgs, in: "[TOOL_CALLS]" + strings.Repeat("x", 3*maxName),
 		want: Result{Content: "[TOOL_CALLS]" + strings.Repeat("x", 3*maxName)}},
+
+	{name: "harmony", template: tmplHarmony,
+		in:   "<|channel|>analysis<|message|>Hm.\n<|end|><|start|>assistant<|channel|>final<|message|>\nFine. <b>",
+		want: Result{Reasoning: "Hm.\n", Content: "\nFine. <b>"}},
+	{name: "harmony, a call", template: tmplHarmony,
+		in: "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>commentary to=functions.add " +
+			`<|constrain|>json<|message|>{"a": 1}`,
+		want: Result{Reasoning: "Hm", Calls: call1("add", `{"a": 1}`)}},
+	{name: "harmony, a call with its end", template: tmplHarmony,
+		in:   ` to=functions.add<|channel|>commentary json<|message|> {"a": [1, "<|e"]} ` + "\n<|call|>",
+		want: Result{Calls: call1("add", `{"a": [1, "<|e"]}`)}},
+	{name: "harmony, a call while it thinks", template: tmplHarmony,
+		in: "<|channel|>analysis to=functions.now code<|message|>{}", want: Result{Calls: call1("now", "{}")}},
+	{name: "harmony, a name alone", template: tmplHarmony,
+		in: "<|channel|>commentary to=now<|message|>{}", want: Result{Calls: call1("now", "{}")}},
+	{name: "harmony, calls one after the other", template: tmplHarmony,
+		in: "<|channel|>commentary to=functions.now<|message|>{}<|end|>" +
+			"<|start|>assistant to=functions.unknown<|message|>{}<|call|>",
+		want: Result{Calls: []Call{{"now", "{}"}, {"unknown", "{}"}}}},
+	{name: "harmony, a message before the call", template: tmplHarmony,
+		in: "<|channel|>commentary<|message|>First:<|end|><|start|>assistant<|channel|>commentary to=functions.now" +
+			"<|message|>{}<|call|><|start|>assistant<|channel|>final<|message|>Done.<|return|>",
+		want: Result{Content: "First:\n\nDone.", Calls: call1("now", "{}")}},
+	{name: "harmony, no JSON", template: tmplHarmony, in: "<|channel|>commentary to=functions.now<|message|>print(1)",
+		want: Result{Content: "print(1)"}},
+	{name: "harmony, broken JSON", template: tmplHarmony, in: `<|channel|>commentary to=functions.now<|message|>{"a": x} y`,
+		want: Result{Content: `{"a": x} y`}},
+	{name: "harmony, unfinished", template: tmplHarmony, in: `<|channel|>commentary to=functions.now<|message|>{"a": `,
+		want: Result{Content: `{"a": `}},
+	{name: "harmony, text after the call", template: tmplHarmony,
+		in:   "<|channel|>commentary to=functions.now<|message|>{} so<|end|>",
+		want: Result{Content: "so", Calls: call1("now", "{}")}},
+	{name: "harmony, an impossible name", template: tmplHarmony,
+		in: "<|channel|>commentary to=functions.a&b<|message|>{}", want: Result{Content: "{}"}},
+	{name: "harmony, a built-in tool", template: tmplHarmony,
+		in: "<|channel|>commentary to=browser.search<|message|>{}", want: Result{Content: "{}"}},
+	{name: "harmony without tools", template: tmplHarmony, noTools: true,
+		in: "<|channel|>commentary to=functions.now<|message|>{}", want: Result{Content: "{}"}},
+	{name: "harmony, two headers", template: tmplHarmony,
+		in:   "<|channel|>commentary to=assistant<|channel|>analysis<|message|>a<|end|><|end|><|channel|>analysis<|message|>b",
+		want: Result{Reasoning: "a\n\nb"}},
+	{name: "harmony, no header", template: tmplHarmony, in: " too <|x|> late", want: Result{Content: " too <|x|> late"}},
+	{name: "harmony, a message without an end", template: tmplHarmony,
+		in: "a<|start|>assistant<|channel|>analysis<|message|>b", want: Result{Content: "a", Reasoning: "b"}},
+	{name: "harmony, half a header", template: tmplHarmony, in: "<|channel|>anal", want: Result{}},
+	{name: "harmony, less than a header", template: tmplHarmony, in: " to", want: Result{Content: " to"}},
+	{name: "harmony, thinking opened by the prompt", template: tmplHarmony, open: true,
+		in: "a<|end|><|start|>assistant<|channel|>final<|message|>b", want: Result{Reasoning: "a", Content: "b"}},
+	{name: "harmony, endless header", template: tmplHarmony, in: "<|channel|>" + strings.Repeat("x", 3*maxHeader),
+		want: Result{Content: "<|channel|>" + strings.Repeat("x", 3*maxHeader)}},
+}
+
+// TestHarmonyCalling: a call of gpt-oss is seen from its recipient on, wherever that stands, until it ends.
+func TestHarmonyCalling(t *testing.T) {
+	p := For(tmplHarmony, testTools, false)
+	for _, step := range []struct {
+		text, calling string
+		thinking      bool
+	}{{"<|channel|>analysis", "", false}, {"<|message|>x", "", true}, {"<|end|>", "", false},
+		{"<|start|>assistant to=func", "", false}, {"tions.no", "functions.no", false},
+		{"w<|channel|>commentary", "functions.now<|channel|>commentary", false},
+		{"<|message|>{", "functions.now<|channel|>commentary<|message|>{", false},
+		{`"a": "<|`, `functions.now<|channel|>commentary<|message|>{"a": "<|`, false},
+		{`"}`, `functions.now<|channel|>commentary<|message|>{"a": "<|"}`, false}, {"<|end|>", "", false}} {
+		p.Push(step.text)
+		if text, n := p.Calling(); string(text) != step.calling || (n > 0) != (step.calling != "") {
+			t.Errorf("after %q: calling %q (%d), want %q", step.text, text, n, step.calling)
+		}
+		if p.Thinking() != step.thinking {
+			t.Errorf("after %q: thinking %v", step.text, p.Thinking())
+		}
+	}
+	if p.Opener() != "<|channel|>commentary to=functions." || !p.Marked() {
+		t.Errorf("opener %q, marked %v", p.Opener(), p.Marked())
+	}
 }
 
 // TestUnsure: JSON at the beginning of an answer is taken for a call only when nothing else can be meant, so that an

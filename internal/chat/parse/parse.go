@@ -19,9 +19,10 @@
 //
 // The families differ in their tool calls: JSON in tags (hermes.go), JSON
 // without any or in a list (the same), functions and parameters as tags
-// (qwenxml.go), Gemma 4's own notation (gemma4.go), Mistral's (mistral.go). The
-// text must contain the special tokens that mark them. A Parser belongs to one
-// response and one goroutine.
+// (qwenxml.go), Gemma 4's own notation (gemma4.go), Mistral's (mistral.go). All
+// that gpt-oss says is messages with headers (harmony.go). The text must contain
+// the special tokens that mark them. A Parser belongs to one response and one
+// goroutine.
 package parse
 
 import (
@@ -56,7 +57,6 @@ type Event struct {
 
 // call parses one tool call, byte by byte, after its opening marker.
 type call interface {
-	// feed takes the next byte.
 	// feed takes the next byte. Once the call is complete but for its closing
 	// marker it has called settle; what does not fit after that ends the call
 	// and is read again.
@@ -86,6 +86,7 @@ type Parser struct {
 	alone   bool   // a call without a marker stands at the beginning of the answer, or after another one
 	lists   bool   // the opening marker is followed by a list of calls
 	newCall func(p *Parser, bare bool) call
+	harmony *harmony // reads everything, for gpt-oss; nil for others
 
 	thinkStart, thinkEnd string // "" when the model does not think in the text
 	anywhere             bool   // thinking may start after content
@@ -121,6 +122,8 @@ type Parser struct {
 // Family finds out which notation a template teaches its model; "" for none that is known.
 func Family(template string) string {
 	switch {
+	case Harmony(template):
+		return "harmony"
 	case strings.Contains(template, "<|tool_call>"):
 		return "gemma4"
 	case strings.Contains(template, "<tool_call>") && strings.Contains(template, "<function="):
@@ -152,6 +155,16 @@ func For(template string, tools []json.RawMessage, thinkingOpen bool) *Parser {
 		}
 	}
 	fam := Family(template)
+	if fam == "harmony" {
+		p.harmony = &harmony{p: p}
+		if thinkingOpen {
+			p.harmony.start(Reasoning)
+		}
+		if len(p.tools) > 0 {
+			p.opener = harmonyChannel + "commentary" + harmonyTo + harmonyTools
+		}
+		return p
+	}
 	if fam == "gemma4" {
 		p.thinkStart, p.thinkEnd, p.anywhere = "<|channel>thought", "<channel|>", true
 		p.drop = []string{"<|tool_response>", "<turn|>"}
@@ -190,7 +203,7 @@ func For(template string, tools []json.RawMessage, thinkingOpen bool) *Parser {
 func ThinkingOpen(prompt string) bool {
 	prompt = strings.TrimRight(prompt, " \t\r\n")
 	return strings.HasSuffix(prompt, "<think>") || strings.HasSuffix(prompt, "<|channel>thought") ||
-		strings.HasSuffix(prompt, "[THINK]")
+		strings.HasSuffix(prompt, "[THINK]") || strings.HasSuffix(prompt, HarmonyThink)
 }
 
 // Thinking reports whether the output is inside reasoning.
@@ -202,6 +215,12 @@ func (p *Parser) Calls() int { return p.ncalls }
 // Calling tells that the output is inside a call: its text so far, without the marker that opens it, and which of
 // all that were begun it is, from 1. 0 is none, as far as anyone can tell yet.
 func (p *Parser) Calling() (text []byte, n int) {
+	if p.harmony != nil {
+		if p.harmony.said == nil {
+			return nil, 0
+		}
+		return p.harmony.said, p.opened
+	}
 	if p.call == nil || p.unsure {
 		return nil, 0
 	}
@@ -225,6 +244,10 @@ func (p *Parser) Push(text string) []Event {
 
 // Close ends the output and returns what was held back.
 func (p *Parser) Close() []Event {
+	if p.harmony != nil {
+		p.harmony.close()
+		return p.take()
+	}
 	if p.call != nil {
 		if p.settled > 0 && !p.thinking { // only the closing marker is missing
 			p.endCall()
@@ -310,6 +333,10 @@ func (p *Parser) schemaOf(name string) *schema {
 func (p *Parser) arguments(text string) { p.put(ToolArguments, text) }
 
 func (p *Parser) feed(c byte) {
+	if p.harmony != nil {
+		p.harmony.feed(c)
+		return
+	}
 	if p.call != nil {
 		p.raw = append(p.raw, c)
 		switch p.call.feed(c) {

@@ -445,7 +445,7 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-var templates = []string{tmplHermes, tmplXML, tmplCoder, tmplGemma, tmplPlain, tmplLlama, tmplList, tmplArgs}
+var templates = []string{tmplHermes, tmplXML, tmplCoder, tmplGemma, tmplPlain, tmplLlama, tmplList, tmplArgs, tmplHarmony}
 
 // pieces are what random outputs are made of.
 var pieces = []string{"<think>", "</think>", "<tool_call>", "</tool_call>", "<function=", "<function=weather>",
@@ -453,6 +453,8 @@ var pieces = []string{"<think>", "</think>", "<tool_call>", "</tool_call>", "<fu
 	"<parameter=days>", "</parameter>", "</function>", "<|tool_call>", "<tool_call|>", "call:weather{", "call:now{}",
 	"city:", `<|"|>`, "<|channel>thought", "<channel|>",
 	`{"name": "now"}`, `{"name": "weather", "arguments": {`, `"city": "x"`, "}", "}}", "]", "[", ",", ":", "\n", " ",
+	"<|channel|>", "analysis", "<|channel|>final<|message|>", "<|message|>", "<|end|>", "<|start|>assistant", "<|call|>",
+	" to=functions.weather", " to=now", "<|constrain|>json",
 	"```", "\n```\n", "text", "é", "3", "<", "\\", "\"", "{", "null"}
 
 func checkAnyCut(t *testing.T, template, in string, open bool, cuts func(n int) int) {
@@ -504,6 +506,8 @@ func TestLongOutput(t *testing.T) {
 		{template: tmplGemma, in: "<|tool_call>call:weather{city:<|\"|>" + strings.Repeat("<|\"", 100000)},
 		{template: tmplHermes, open: true, in: strings.Repeat("</thin", 100000)},
 		{template: tmplHermes, in: strings.Repeat(" ", 1000000)},
+		{template: tmplHarmony, in: strings.Repeat("<|star", 100000)},
+		{template: tmplHarmony, in: "<|start|>" + strings.Repeat("x", 100000)},
 	} {
 		p := newParser(c)
 		var col Collector

@@ -22,6 +22,8 @@ const (
 	CallList
 	// Mistral's newer one: NAME[ARGS]{...}, with [CALL_ID]ID before [ARGS] if the model likes
 	CallArgs
+	// gpt-oss's: functions.NAME, perhaps a channel, perhaps the type of the arguments, <|message|>{...}
+	CallHarmony
 )
 
 // Tool is a function that may be called.
@@ -47,7 +49,7 @@ func CompileCalls(n Notation, tools []Tool) (g *Grammar, err error) {
 
 func compileCalls(n Notation, tools []Tool) *Grammar {
 	c := newCompiler(nil)
-	c.anyOrder = true
+	c.anyOrder, c.loose = true, true
 	c.text = c.b.newRule()
 	c.b.rules[c.text].start = c.b.textUntil(endParameter, endState)
 	if n == CallGemma {
@@ -82,6 +84,8 @@ func (c *compiler) call(n Notation, t Tool) int32 {
 		next = b.alt(end, b.space(b.comma(id)))
 	case CallArgs:
 		head = t.Name
+	case CallHarmony:
+		head = "functions." + t.Name
 	}
 	next = b.lit(tail, next)
 	var s int32
@@ -108,6 +112,10 @@ func (c *compiler) call(n Notation, t Tool) int32 {
 		id := b.newRule()
 		b.rules[id].start = b.class(idClass, endState)
 		s = b.alt(s, b.lit("[CALL_ID]", b.repeat(id, 1, 64, s)))
+	case CallHarmony:
+		s = b.lit("<|message|>", b.space(s))
+		s = b.alt(s, b.lit(" json", s), b.lit(" <|constrain|>json", s))
+		s = b.alt(s, b.lit("<|channel|>commentary", s), b.lit("<|channel|>analysis", s))
 	}
 	if b.err != nil {
 		panic(errAt("#", "%v", b.err))

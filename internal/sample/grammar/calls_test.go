@@ -55,6 +55,17 @@ func TestCalls(t *testing.T) {
 			`bare{}`:                                   false,
 			`none[ARGS]{}`:                             false,
 		},
+		CallHarmony: {
+			`functions.weather <|constrain|>json<|message|>{"days": 3, "city": "Bonn"}`:   true,
+			`functions.weather<|channel|>commentary json<|message|> {"days":3,"city":""}`: true,
+			`functions.bare<|channel|>analysis<|message|>{}`:                              true,
+			`functions.bare<|message|>{}`:                                                 true,
+			`functions.weather<|message|>{"days": 3}`:                                     false,
+			`functions.none<|message|>{}`:                                                 false,
+			`functions.bare<|channel|>final<|message|>{}`:                                 false,
+			`functions.bare{}`:                    false,
+			`functions.bare<|message|>{}<|call|>`: false,
+		},
 		CallTags: {
 			x("weather", p("city", "Bonn\n\nor \"Köln\" </parameter> no")+p("days",
 				"3")): true,

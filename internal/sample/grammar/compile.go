@@ -19,10 +19,17 @@ func builtin(rule int32) *Grammar {
 }
 
 // Compile turns a JSON Schema into a grammar. Errors are of type *Error.
-func Compile(schema []byte) (g *Grammar, err error) {
+func Compile(schema []byte) (g *Grammar, err error) { return compile(schema, false) }
+
+// CompileLoose does that, and takes oneOf for anyOf where its alternatives may overlap: what is generated may fit
+// several of them.
+func CompileLoose(schema []byte) (g *Grammar, err error) { return compile(schema, true) }
+
+func compile(schema []byte, loose bool) (g *Grammar, err error) {
 	err = catch(func() {
 		root := decodeSchema(schema)
 		c := newCompiler(root)
+		c.loose = loose
 		rule := c.b.newRule()
 		start := c.value(root, "#", endState) // may add rules
 		c.b.rules[rule].start = start
@@ -78,6 +85,8 @@ type compiler struct {
 	text   int32 // rule of a text in tags, up to and with the tag that ends it
 	// anyOrder lets properties come in any order, not only in the schema's.
 	anyOrder bool
+	// loose takes oneOf for anyOf where its alternatives may overlap.
+	loose bool
 }
 
 // standard are the rules of what a schema does not restrict.
@@ -182,6 +191,15 @@ func (c *compiler) body(o *object, next int32) int32 {
 		if sub, isObject := o.m[k].(*object); k == "not" && (o.m[k] == true || isObject && !sub.constrained()) {
 			return c.nothing() // libraries write "never" like this
 		}
+	}
+	if list := c.rewrite(o); list != nil {
+		var starts []int32
+		for _, s := range list {
+			starts = append(starts, c.value(s, o.path, next))
+		}
+		return c.b.alt(starts...)
+	}
+	for _, k := range o.keys {
 		if unsupported[k] {
 			panic(errAt(o.at(k), "keyword %q is not supported", k))
 		}
@@ -288,13 +306,13 @@ func (c *compiler) alternatives(o *object, key string, next int32) int32 {
 	if key == "oneOf" {
 		// A value of two alternatives is valid for neither; only alternatives
 		// that cannot meet can be generated blindly.
-		if len(flats) > 100 {
+		if len(flats) > 100 && !c.loose {
 			panic(errAt(o.at(key), "more than 100 alternatives are not supported; use anyOf"))
 		}
 		for i := range flats {
 			for j := range i {
 				apart := c.apart(flats[i], flats[j], 0)
-				if !apart {
+				if !apart && !c.loose {
 					panic(errAt(o.at(key), "alternatives %d and %d may overlap, which is not supported; use anyOf", j, i))
 				}
 			}
@@ -442,6 +460,10 @@ func (c *compiler) string(o *object, next int32) int32 {
 		expr, _ := p.(string)
 		if _, err := syntax.Parse(expr, syntax.Perl); !ok || err != nil { // the library's own may be beyond us
 			p, ok = formats[f], true
+		} else if both := formatAnd(formats[f], expr); both != "" && lo <= 10_000 && hi <= 10_000 {
+			if s, err := c.b.pattern(both, lo, hi, next); err == nil {
+				return s
+			}
 		}
 	}
 	if ok {

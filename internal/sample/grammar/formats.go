@@ -2,6 +2,20 @@ package grammar
 
 import "strings"
 
+// formatAnd is a pattern for strings that have a format, itself a whole pattern, and match another pattern; "" if that
+// cannot be written as one.
+func formatAnd(format, pattern string) string {
+	ahead := "^(?=" + strings.TrimPrefix(format, "^") + ")"
+	inside, anchored := strings.CutPrefix(pattern, "^")
+	switch {
+	case strings.ContainsAny(inside, "^|") && anchored, strings.Contains(pattern, "^") && !anchored:
+		return "" // what the anchor holds for is not said in front
+	case anchored:
+		return ahead + inside
+	}
+	return ahead + "[^]*(?:" + pattern + ")"
+}
+
 // formats are regular expressions for the string formats that libraries emit. They may be narrower than the format,
 // never wider: no leap days, bounded numbers of characters, so that a model does not get lost in a host name.
 var formats = func() map[string]string {
@@ -35,6 +49,15 @@ var formats = func() map[string]string {
 		"email": `[A-Za-z0-9_+-]{1,20}(?:\.[A-Za-z0-9_+-]{1,20}){0,2}@` + host + `\.[A-Za-z]{2,18}`,
 		"ipv4":  octet + `(?:\.` + octet + `){3}`, "ipv6": strings.Join(ipv6, "|"), "uri": uri, "url": uri,
 	}
+	segment := `(?:[A-Za-z0-9._!$&'()*+,;=:@-]|%` + hex + `{2}){1,40}`
+	reference := `(?:` + uri + `|/?` + segment + `(?:/` + segment + `){0,8}(?:\?` + path + `)?(?:#` + path + `)?)`
+	variable := `\{[A-Za-z0-9_]{1,20}\}`
+	pointer := `(?:/(?:[A-Za-z0-9._-]|~[01]){0,40}){0,12}`
+	out["uri-reference"], out["iri"], out["iri-reference"] = reference, uri, reference
+	out["uri-template"] = `(?:` + uri + `|(?:/(?:[A-Za-z0-9._-]{1,40}|` + variable + `)){1,8})`
+	out["json-pointer"], out["relative-json-pointer"] = pointer, `(?:0|[1-9][0-9]{0,3})(?:#|`+pointer+`)`
+	out["idn-hostname"], out["idn-email"] = host, out["email"]
+	out["regex"] = `\^?(?:[A-Za-z0-9_ -]|\\[dws.]|\[[A-Za-z0-9]{1,20}\][+*?]?){0,40}\$?`
 	for k, v := range out {
 		out[k] = `^(?:` + v + `)$`
 	}

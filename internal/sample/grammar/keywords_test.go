@@ -75,6 +75,8 @@ func (z anySchema) schema(depth int) any {
 		in(4, "unevaluatedProperties", sub)
 		in(4, "patternProperties", named("^a", "b$", "^[ab]+$"))
 		in(6, "propertyNames", func() any { return map[string]any{"enum": []any{"a", "b", "zz"}} })
+		in(8, "dependentRequired", func() any { return map[string]any{"a": []any{"b"}, "c": []any{"a", "ab"}} })
+		in(12, "dependencies", func() any { return map[string]any{"b": sub()} })
 		in(6, "minProperties", small)
 		in(6, "maxProperties", small)
 	case 1:
@@ -101,6 +103,12 @@ func (z anySchema) schema(depth int) any {
 	for _, k := range []string{"allOf", "anyOf", "oneOf"} {
 		in(6, k, func() any { return z.list(1+z.r.Intn(2), z.schema, depth-1) })
 	}
+	in(7, "not", func() any {
+		return z.one(map[string]any{"type": "string"}, map[string]any{"type": []any{"integer", "null"}},
+			map[string]any{"required": []any{"a"}}, map[string]any{"required": []any{"a", "b"}},
+			map[string]any{"anyOf": []any{map[string]any{"required": []any{"a"}}, map[string]any{"required": []any{"c"}}}},
+			map[string]any{"enum": []any{"a", 1}}, map[string]any{})
+	})
 	in(8, "$ref", func() any { return "#/$defs/x" })
 	return m
 }
@@ -159,5 +167,51 @@ func TestRandomKeywords(t *testing.T) {
 	}
 	if honoured < 100 || emitted < 100 || valid < 100 {
 		t.Errorf("only %d schemas were honoured, %d documents emitted, %d valid", honoured, emitted, valid)
+	}
+}
+
+// TestKeywordsByExample: keywords that are said in another way take what they should, not only less.
+func TestKeywordsByExample(t *testing.T) {
+	for schema, cases := range map[string]map[string]bool{
+		`{"type":"object","properties":{"a":{"type":"integer"},"b":{"type":"integer"},"c":{"type":"integer"}},
+			"additionalProperties":false,"dependentRequired":{"a":["b"]}}`: {
+			`{}`: true, `{"b": 1}`: true, `{"a": 1, "b": 1}`: true, `{"a": 1, "b": 2, "c": 3}`: true, `{"a": 1}`: false,
+			`{"a": 1, "c": 1}`: false},
+		`{"type":"object","properties":{"a":{},"b":{}},"additionalProperties":false,
+			"dependencies":{"a":{"properties":{"b":{"type":"null"}},"required":["b"]}}}`: {
+			`{"b": 1}`: true, `{"a": 1, "b": null}`: true, `{"a": 1, "b": 1}`: false, `{"a": 1}`: false},
+		`{"not":{"type":"null"}}`: {`1`: true, `"x"`: true, `{}`: true, `null`: false},
+		`{"type":"object","properties":{"a":{},"b":{}},"not":{"required":["a","b"]}}`: {
+			`{"a": 1}`: true, `{"b": 1}`: true, `{}`: true, `{"a": 1, "b": 1}`: false},
+		`{"enum":["a","b","c"],"not":{"enum":["b","x"]}}`: {`"a"`: true, `"c"`: true, `"b"`: false},
+		`{"type":"object","properties":{"a":{},"b":{},"c":{}},"additionalProperties":false,"minProperties":2}`: {
+			`{"a": 1, "b": 1}`: true, `{"c": 1, "b": 1}`: true, `{"a": 1}`: false, `{}`: false},
+		`{"type":"object","properties":{"a":{},"b":{},"c":{}},"additionalProperties":false,"maxProperties":1}`: {
+			`{"a": 1}`: true, `{"c": 1}`: true, `{}`: true, `{"a": 1, "b": 1}`: false},
+		`{"type":"string","format":"date","pattern":"^20[0-9-]+$"}`: {
+			`"2020-02-28"`: true, `"2020-02-30"`: false, `"1999-01-01"`: false},
+		`{"type":"string","format":"ipv4","pattern":"\\.7$"}`: {`"1.2.3.7"`: true, `"1.2.3.77"`: false, `"7.7"`: false},
+		`{"type":"string","format":"uri-reference"}`: {`"a/b?c#d"`: true, `"/a"`: true, `"http://a.b/c"`: true, `"a b"`: false},
+		`{"type":"string","format":"json-pointer"}`:  {`""`: true, `"/a/0/~1"`: true, `"a"`: false, `"/~2"`: false},
+		`{"type":"string","format":"uri-template"}`:  {`"/a/{id}"`: true, `"/a/{id"`: false},
+		`{"type":"string","format":"regex"}`:         {`"^[a]+\\d$"`: true, `"[a"`: false},
+	} {
+		g, err := Compile([]byte(schema))
+		if err != nil {
+			t.Errorf("%s: %v", schema, err)
+			continue
+		}
+		for text, want := range cases {
+			if got := accepts(t, g, testVocab(), text); got != want {
+				t.Errorf("%s\ntakes %s: %v", schema, text, got)
+			}
+		}
+	}
+	overlap := []byte(`{"oneOf":[{"type":"integer"},{"type":"number","minimum":5}]}`)
+	if _, err := Compile(overlap); err == nil {
+		t.Error("alternatives that overlap")
+	}
+	if g, err := CompileLoose(overlap); err != nil || !accepts(t, g, testVocab(), "3") || !accepts(t, g, testVocab(), "5.5") {
+		t.Errorf("taken for anyOf: %v", err)
 	}
 }

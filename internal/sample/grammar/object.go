@@ -17,6 +17,7 @@ type objectShape struct {
 	openPath string
 	// How many members there are; most < 0 for no bound.
 	least, most int
+	counted     bool // only counting members tells whether there are enough or too many
 }
 
 func (c *compiler) object(o *object, next int32) int32 {
@@ -24,7 +25,7 @@ func (c *compiler) object(o *object, next int32) int32 {
 	if s == nil {
 		return c.nothing()
 	}
-	if c.anyOrder && len(s.names) > 1 && len(s.names) <= maxMembers {
+	if (c.anyOrder || s.counted) && len(s.names) > 1 && len(s.names) <= maxMembers {
 		return c.unordered(s, next)
 	}
 	return c.ordered(s, next)
@@ -94,6 +95,13 @@ func (c *compiler) openMembers(o *object, s *objectShape) bool {
 // counts reads how many members an object may have.
 func (s *objectShape) counts(o *object) {
 	s.least, s.most = o.bounds("minProperties", "maxProperties")
+	// What an automaton cannot tell by the members that must be there, it counts, and then they come in any order.
+	open := s.open != false && s.most < 0
+	s.counted = (s.least > len(s.required) || s.most >= 0 && s.most < len(s.names)) && len(s.names) > 1 &&
+		len(s.names) <= maxMembers && (open || s.least <= len(s.names)) && (s.most < 0 || s.most >= len(s.required))
+	if s.counted {
+		return
+	}
 	if s.least > len(s.required) && !(s.least == 1 && len(s.names) == 0) {
 		panic(errAt(o.at("minProperties"), "keyword \"minProperties\" is not supported beyond the required properties"))
 	}

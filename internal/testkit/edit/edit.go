@@ -182,3 +182,14 @@ func (e *File) WriteTo(t testing.TB, path string) {
 		t.Fatal(err)
 	}
 }
+
+// HarmonyTokens gives the control tokens of the golden vocabulary the texts of gpt-oss's.
+func (e *File) HarmonyTokens() []string {
+	i := slices.IndexFunc(e.KVs, func(kv gguf.KV) bool { return kv.Key == "tokenizer.ggml.tokens" })
+	tokens := slices.Clone(e.KVs[i].Value.(gguf.Array).Values.([]string))
+	for from, to := range map[string]string{"<|im_end|>": "<|return|>", "<|im_start|>": "<|start|>", "<|r0|>": "<|channel|>",
+		"<|r1|>": "<|message|>", "<|r2|>": "<|end|>", "<|r3|>": "<|call|>"} {
+		tokens[slices.Index(tokens, from)] = to
+	}
+	return tokens
+}
