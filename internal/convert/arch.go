@@ -17,6 +17,7 @@ const (
 	gemma4
 	gemma4Assistant
 	dflash
+	gptOSS
 )
 
 // arch is one supported kind of checkpoint.
@@ -39,6 +40,7 @@ var archs = []arch{
 		"Gemma4UnifiedForConditionalGeneration"}},
 	{"gemma4-assistant", gemma4Assistant, false,
 		[]string{"Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"}},
+	{"gpt-oss", gptOSS, true, []string{"GptOssForCausalLM"}},
 	{"dflash", dflash, false, []string{"DFlashDraftModel", "DFlash2DraftModel", "Qwen3DSparkModel", "DSparkDraftModel",
 		"DSparkSpeculator", gemmaDSpark}},
 }
@@ -54,6 +56,8 @@ func (a *arch) headDim() int {
 		return 0
 	case a.family == qwen3 || a.family == dflash:
 		return 128
+	case a.family == gptOSS:
+		return 64
 	}
 	return 256
 }

@@ -11,7 +11,7 @@ import (
 const experts = 8
 
 func expertCases(o Options) []testCase {
-	list := []testCase{{"Route", route}, {"ExpertSum", expertSum}}
+	list := []testCase{{"Route", route}, {"ExpertBias", expertBias}, {"ExpertSum", expertSum}}
 	for _, typ := range o.Weights {
 		list = append(list, testCase{"ExpertMatMul " + typ.String(), func(s *suite) { expertProduct(s, typ) }})
 	}
@@ -177,6 +177,41 @@ func order(v []float32) []int32 {
 		return 0
 	})
 	return ids
+}
+
+// expertBias: each of a token's experts adds its own row.
+func expertBias(s *suite) {
+	k := s.device()
+	for _, c := range []struct{ cols, used int }{{96, 2}, {37, 4}, {5, 1}} {
+		bias := values("expert bias", 0, experts*c.cols)
+		k.obey(op{
+			items: k.most(), bound: rounding, strict: true,
+			run: func(k *kit, items []int, _ int) [][]float32 {
+				var x [][]float32
+				var ids []int32
+				for _, t := range items {
+					row := k.row("x", t, c.used*c.cols)
+					for j := range c.used {
+						x = append(x, row[j*c.cols:][:c.cols])
+					}
+					ids = append(ids, choice(t, c.used)...)
+				}
+				y := k.input(x)
+				y.output = true
+				k.ExpertBias(y.Tensor, k.ints(append(ids, -1, 9999)...), k.vector(bias))
+				return grouped(k.finish(y)[0], items, func(int) int { return c.used })
+			},
+			want: func(k *kit, t int) []float64 {
+				out := wide(k.row("x", t, c.used*c.cols))
+				for j, e := range choice(t, c.used) {
+					for i := range c.cols {
+						out[j*c.cols+i] += float64(bias[int(e)*c.cols+i])
+					}
+				}
+				return out
+			},
+		})
+	}
 }
 
 func expertSum(s *suite) {
