@@ -150,10 +150,6 @@ DEV float gelu_erf(float x) {
   return x < 0.f ? half : fadd(x, -half);
 }
 DEV float quick_gelu(float x) { return fmul(x, sigmoid(fmul(x, 1.702f))); }
-// backend.ClampedSwiGLU; NaN stays NaN
-DEV float clamped_swiglu(float gate, float up) {
-  return fmul(quick_gelu(gate > 7.f ? 7.f : gate), fadd(up < -7.f ? -7.f : up > 7.f ? 7.f : up, 1.f));
-}
 
 // Sums and maxima over a warp, in an order that every lane shares.
 DEV float warp_sum(float v) {

@@ -35,6 +35,10 @@ template <bool A, bool B, class F> DEV void elements(const ElemArgs& p, F f) {
       *d = f(r, c, A ? in1(p.a, r, c) : 0.f, B ? in1(p.b, r, c) : 0.f, d);
   }
 }
+// backend.ClampedSwiGLU. NaN stays NaN.
+DEV float clamped_swiglu(float gate, float up) {
+  return fmul(quick_gelu(gate > 7.f ? 7.f : gate), fadd(up < -7.f ? -7.f : up > 7.f ? 7.f : up, 1.f));
+}
 #define ELEMENTS(name, A, B, expr)                                                                              \
   KERNEL(name, ElemArgs, p, 256, 1) {                                                                           \
     elements<A, B>(p, [&](int r, int c, float a, float b, float* d) __attribute__((always_inline)) {            \

@@ -172,12 +172,6 @@ float gelu_erf(float x) { // see cuda/kernel/common.h
 	return x < 0 ? y : rest;
 }
 float quick_gelu(float x) { precise float u = x * 1.702; precise float y = x * sigmoid(u); return y; }
-// backend.ClampedSwiGLU; NaN stays NaN
-float clamped_swiglu(float gate, float up) {
-	precise float u = (up < -7.0 ? -7.0 : up > 7.0 ? 7.0 : up) + 1.0;
-	precise float y = quick_gelu(gate > 7.0 ? 7.0 : gate) * u;
-	return y;
-}
 float root(float s, float n, float eps) { precise float y = 1.0 / sqrt(s / n + eps); return y; }
 
 // ---- 32 lanes. The includer defines THREADS. All threads of a workgroup call these together.

@@ -10,6 +10,13 @@ const uint COPY = 0, ADD = 1, BIAS = 2, SCALE = 3, SILU = 4, GELU = 5, SIGMOID =
 	ADD_GATED = 9, ERF = 10, QUICK = 11, ONLY_SILU = 12, ONLY_GELU = 13, ONLY_ERF = 14, ONLY_QUICK = 15, CLAMP = 16,
 	CLAMPED = 17, EXPERT_BIAS = 18;
 
+// backend.ClampedSwiGLU. NaN stays NaN.
+float clamped_swiglu(float gate, float up) {
+	precise float u = (up < -7.0 ? -7.0 : up > 7.0 ? 7.0 : up) + 1.0;
+	precise float y = quick_gelu(gate > 7.0 ? 7.0 : gate) * u;
+	return y;
+}
+
 float value(int r, int c, float old) {
 	if (OP == GATHER) return in_sum(a.x, I(a.index).v[r], c, 1);
 	float p = in1(a.x, r, c), q = 0;
