@@ -340,9 +340,11 @@ func TestPlanExperts(t *testing.T) {
 		tensor("token_embd.weight", 2880, 64), tensor("output.weight", 2880, 64),
 		tensor("blk.0.attn_v.weight", 2880, 64), tensor("blk.0.ffn_down_exps.weight", 2880, 64),
 		tensor("blk.0.ffn_up_exps.weight", 2880+16, 64), {"blk.0.ffn_up_exps.bias", []int{2880, 32}, F32},
+		tensor("blk.0.ffn_up_shexp.weight", 2880, 64),
 	})
 	for name, want := range map[string]Type{"token_embd.weight": Q8_0, "output.weight": Q8_0, "blk.0.attn_v.weight": Q8_0,
-		"blk.0.ffn_down_exps.weight": MXFP4, "blk.0.ffn_up_exps.weight": F16, "blk.0.ffn_up_exps.bias": F32} {
+		"blk.0.ffn_down_exps.weight": MXFP4, "blk.0.ffn_up_exps.weight": F16, "blk.0.ffn_up_exps.bias": F32,
+		"blk.0.ffn_up_shexp.weight": Q8_0} {
 		if got[name] != want {
 			t.Errorf("%s is %v, want %v", name, got[name], want)
 		}

@@ -418,6 +418,7 @@ func TestSplitAgainstPatterns(t *testing.T) {
 		}
 		check(repoText(t, 1<<16, ".go"))
 		check(mixedSample)
+		check("aǅb ǅǅa ABǅ 𝐀𝐚𝐀 ʰA Aʰ") // title case, capitals beyond the basic plane, letters without case
 	}
 }
 
