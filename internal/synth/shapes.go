@@ -117,8 +117,8 @@ var targets = []shape{
 		headDim: 64, ff: 512,
 		vocab: 2048, context: 4096, tied: true, fullDim: 128, fullKV: 1, window: 64, period: 2, experts: 8, used: 2,
 		expertFF: 256},
-	{name: "tiny-gpt-oss", title: "Tiny gpt-oss", class: gptOSSClass, hidden: 256, layers: 3, heads: 4, kv: 2,
-		headDim: 64, vocab: 2048, context: 4096, theta: 150000, window: 5, period: 2, experts: 8, used: 3, expertFF: 256},
+	{name: "tiny-gpt-oss", title: "Tiny gpt-oss", class: gptOSSClass, hidden: 256, layers: 2, heads: 4, kv: 2,
+		headDim: 64, vocab: 2048, context: 4096, theta: 150000, window: 5, period: 2, experts: 8, used: 2, expertFF: 256},
 }
 
 // hybrid fills in what all Qwen hybrids have in common.
@@ -174,7 +174,7 @@ var drafters = []shape{
 		capture: []int{0, 1, 2}},
 	{target: "tiny-gemma4moe", layers: 2, heads: 4, kv: 2, headDim: 64, ff: 512, mask: 4, theta: 1e6, window: 64,
 		capture: []int{0, 1, 2}},
-	{target: "tiny-gpt-oss", layers: 2, heads: 4, kv: 2, headDim: 64, ff: 512, theta: 150000, capture: []int{0, 1}},
+	{target: "tiny-gpt-oss", layers: 2, heads: 4, kv: 2, headDim: 64, ff: 512, theta: 150000, capture: []int{0}},
 }
 
 // assistants of Gemma targets: three sliding layers and a full one. Of the released ones the width is known; the rest
