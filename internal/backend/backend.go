@@ -114,6 +114,8 @@ const (
 	GELU                 // tanh form
 	GELUErf              // x/2 * (1 + erf(x/sqrt(2)))
 	QuickGELU            // x * sigmoid(1.702 x)
+	// ClampedSwiGLU is that of gpt-oss, for Gated alone: QuickGELU(min(gate, 7)) * (1 + up), with up between -7 and 7.
+	ClampedSwiGLU
 )
 
 // AttnParams describes one attention operation.
@@ -291,7 +293,7 @@ type Backend interface {
 	Copy(dst, src Tensor)
 	Gather(dst, src Tensor, rows Ints)
 	Activate(dst, x Tensor, act Activation)     // act(x)
-	Gated(dst, gate, up Tensor, act Activation) // act(gate) * up
+	Gated(dst, gate, up Tensor, act Activation) // act(gate) * up; ClampedSwiGLU bounds both
 	SigmoidGate(dst, x, gate Tensor)            // x * sigmoid(gate)
 	AddGated(dst, x, gate Tensor)               // dst += sigmoid(gate[row]) * x, gate has one column
 	Softcap(x Tensor, c float32)
@@ -324,6 +326,8 @@ type Backend interface {
 	Route(ids Ints, weights, logits Tensor, used int, scale float32)
 	// row t*used+j of Y = W[ids[t*used+j]] x; x has tokens or tokens*used rows
 	ExpertMatMul(x Tensor, ids Ints, used int, ps ...Product)
+	// row r of x += bias[ids[r]]; bias has a row of x.Cols values for each expert
+	ExpertBias(x Tensor, ids Ints, bias Vector)
 	ExpertSum(dst, y, weights Tensor, ids Ints, used int, scale Vector)
 
 	// Gated DeltaNet over the step's Delta segments. ShortConv turns u [n, ConvDim] into silu(conv(u)); GatedDelta runs

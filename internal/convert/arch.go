@@ -18,6 +18,7 @@ const (
 	gemma4Assistant
 	dflash
 	eagle3
+	gptOSS
 )
 
 // arch is one supported kind of checkpoint.
@@ -40,6 +41,7 @@ var archs = []arch{
 		"Gemma4UnifiedForConditionalGeneration"}},
 	{"gemma4-assistant", gemma4Assistant, false,
 		[]string{"Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"}},
+	{"gpt-oss", gptOSS, true, []string{"GptOssForCausalLM"}},
 	{"dflash", dflash, false, []string{"DFlashDraftModel", "DFlash2DraftModel", "Qwen3DSparkModel", "DSparkDraftModel",
 		"DSparkSpeculator", gemmaDSpark}},
 	{"eagle3", eagle3, false, []string{"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator",
@@ -57,6 +59,8 @@ func (a *arch) headDim() int {
 		return 0
 	case a.family == qwen3 || a.family == dflash:
 		return 128
+	case a.family == gptOSS:
+		return 64
 	}
 	return 256
 }

@@ -328,6 +328,9 @@ func (m *model) chooseTypes(b *builder, name string, list []stored) (quant.Mix, 
 	quant.SortTensors(b.out, func(t *outTensor) string { return t.name })
 	infos := make([]quant.TensorInfo, len(b.out))
 	for i, t := range b.out {
+		if t.ids == nil && t.src.typ == quant.MXFP4 {
+			mix = mix.With(t.name, quant.MXFP4)
+		}
 		infos[i] = quant.TensorInfo{Name: t.name, Shape: t.shape(), Type: t.typeFor(plain[stored])}
 	}
 	types, err := mix.Plan(m.name, infos)

@@ -150,6 +150,8 @@ func (m *model) setKeys(l *keyList, fileType uint32) error {
 		m.drafterKeys(k)
 	case eagle3:
 		m.eagle3Keys(k)
+	case gptOSS:
+		m.gptOSSKeys(k)
 	}
 	if err := m.c.failed(); err != nil {
 		return err
@@ -209,7 +211,7 @@ func (m *model) commonKeys(k modelKeys, fileType uint32) {
 	k.f32("attention.layer_norm_rms_epsilon", eps)
 	n, ok = c.int("num_local_experts", "num_experts")
 	k.maybeU32("expert_count", n, ok)
-	n, ok = c.int("num_experts_per_tok", "top_k_experts")
+	n, ok = c.int("num_experts_per_tok", "experts_per_token", "top_k_experts")
 	k.maybeU32("expert_used_count", n, ok)
 	if d, ok := c.int("head_dim"); ok {
 		k.u32("attention.key_length", d)

@@ -157,6 +157,7 @@ var familyNames = map[family]map[string]string{
 		"mlp.experts.up_proj":      "ffn_up_exps",
 		"mlp.experts.down_proj":    "ffn_down_exps",
 	},
+	gptOSS:    gptOSSNames,
 	qwen35:    hybridNames,
 	qwen3next: hybridNames,
 	gemma4:    gemmaNames, gemma4Assistant: gemmaNames,

@@ -282,6 +282,12 @@ func firstNaN(typ quant.Type, b []byte) int {
 				}
 			}
 		}
+	case quant.MXFP4:
+		for i := 0; i < len(b); i += quant.MXFP4.BlockBytes() {
+			if b[i] == 0xff { // the scale that is none
+				return i / quant.MXFP4.BlockBytes() * quant.MXFP4.BlockLen()
+			}
+		}
 	case quant.BF16, quant.F16:
 		inf := uint16(0x7f80)
 		if typ == quant.F16 {

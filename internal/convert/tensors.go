@@ -168,6 +168,18 @@ func (m *model) buildTensors(list []stored, vocab int) (*builder, error) {
 			return nil, err
 		}
 	}
+	if m.family == gptOSS {
+		rest, stacks, err := m.mxfp4Blocks(list)
+		if err != nil {
+			return nil, err
+		}
+		for _, s := range stacks {
+			if err := b.add(s.name, s.source); err != nil {
+				return nil, err
+			}
+		}
+		list = rest
+	}
 	list, scales, block, err := m.float8Scales(list)
 	if err != nil {
 		return nil, err
@@ -235,6 +247,8 @@ func (b *builder) add(name string, s *source) error {
 		return b.addEagle3(name, s)
 	case llama:
 		return b.addLlama(name, s)
+	case gptOSS:
+		return b.addGPTOSS(name, s)
 	}
 	if bid, rest, ok := splitLayer(name); ok && strings.HasPrefix(rest, "mlp.experts.") {
 		return b.addExperts(bid, strings.TrimPrefix(rest, "mlp.experts."), s)
@@ -629,6 +643,7 @@ func (m *model) float8Scales(list []stored) (rest []stored, scales map[string]*s
 			return nil, nil, nil, refuse("quant_algo", "ModelOpt "+algo)
 		}
 		suffix = "_scale"
+	case method == "mxfp4" && m.family == gptOSS: // joined before
 	case quantised:
 		return nil, nil, nil, refuse("quant_method", method)
 	}
@@ -675,6 +690,9 @@ func AlwaysF32(name string, dims int) bool {
 func (t *outTensor) typeFor(base quant.Type) quant.Type {
 	if t.ids != nil {
 		return quant.I64
+	}
+	if t.src.typ == quant.MXFP4 {
+		return quant.MXFP4 // as the model was trained
 	}
 	return typeOf(t.name, len(t.src.shape), t.src.width(), base)
 }

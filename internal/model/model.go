@@ -1,7 +1,7 @@
 // Package model runs target models: token batches in, logits and captured features out.
 //
 // Open reads the hyper-parameters and binds the weights of a GGUF file; the architecture decides
-// which file of this package describes the layers (transformer.go, qwen35.go, gemma4.go). Everything a
+// which file of this package describes the layers (transformer.go, qwen35.go, gemma4.go, gptoss.go). Everything a
 // model does goes through Forward: prompts, single tokens, chains and trees to verify, of
 // one or several sequences. Forward commits nothing; see package cache.
 //
@@ -129,6 +129,7 @@ var architectures = map[string]func(l *nn.Loader, m *Model) (arch, error){
 	"qwen35moe": newQwen35,
 	"qwen3next": newQwen35,
 	"gemma4":    newGemma4,
+	"gpt-oss":   newGPTOSS,
 }
 
 // Supported reports whether Open can load an architecture.

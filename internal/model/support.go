@@ -12,7 +12,7 @@ import (
 // missing says of architectures that people have files of what it would take to run them.
 var missing = map[string]string{
 	"clip": "it describes images to another model", "bert": "it makes embeddings", "nomic-bert": "it makes embeddings",
-	"llama4": "its attention comes in chunks", "gpt-oss": "its attention has sinks", "deepseek2": "its keys are latent",
+	"llama4": "its attention comes in chunks", "deepseek2": "its keys are latent",
 	"phi3": "its projections are joined", "gemma2": "its attention is capped", "gemma3": "it has norms after layers",
 	"mamba": "it has no attention", "mamba2": "it has no attention", "rwkv7": "it has no attention",
 	"qwen2vl": "its positions have several dimensions", "qwen3vl": "its positions have several dimensions",

@@ -18,7 +18,7 @@ func TestWhyNot(t *testing.T) {
 		{"general.type", "model", ""},
 		{"general.type", "adapter", "LoRA"},
 		{"general.architecture", nil, "general.architecture is missing"},
-		{"general.architecture", "gpt-oss", "its attention has sinks"},
+		{"general.architecture", "deepseek2", "its keys are latent"},
 		{"general.architecture", "new", `architecture "new" is not supported (supported: gemma4, `},
 	} {
 		f, err := gguf.Open(edit.Golden(t, "qwen3").Set(c.key, c.value).Write(t))

@@ -36,6 +36,10 @@ type MoE struct {
 	gateUp       backend.Weight // [experts, 2*width, hidden], gate rows first
 	Down         backend.Weight // [experts, hidden, width]
 	DownScale    backend.Vector // [experts]; optional
+	routerBias   backend.Vector // [experts]; optional
+	gateBias     backend.Vector // [experts, width], of gateUp [experts, 2*width]; optional
+	upBias       backend.Vector // [experts, width], of gate and up apart; optional
+	downBias     backend.Vector // [experts, hidden]; optional
 	act          backend.Activation
 	used         int // experts of each token
 	weightsScale float32
@@ -64,10 +68,39 @@ func (l *Loader) MoE(prefix string, hidden, width, experts, used int, act backen
 	return m
 }
 
+// Biases binds what the router and the experts of a layer add to their products.
+func (m *MoE) Biases(l *Loader, prefix string, hidden, width, experts int) {
+	of := func(matrix string, width int) backend.Vector {
+		name := prefix + matrix + ".bias"
+		if !l.Has(name) {
+			l.Fail("missing tensor %q", name)
+		}
+		return l.PerExpert(name, width, experts)
+	}
+	m.routerBias = l.Vector(prefix+"ffn_gate_inp.bias", experts)
+	if m.gateUp != nil {
+		m.gateBias = of("ffn_gate_up_exps", 2*width)
+	} else {
+		m.gateBias, m.upBias = of("ffn_gate_exps", width), of("ffn_up_exps", width)
+	}
+	m.downBias = of("ffn_down_exps", hidden)
+}
+
+// addBias adds the bias of each row's expert, if there is one.
+func addBias(s *Step, x backend.Tensor, ids backend.Ints, bias backend.Vector) {
+	if bias != nil {
+		s.ExpertBias(x, ids, bias)
+	}
+}
+
 // Forward returns the weighted sum [tokens, hidden] of the experts on h that the router chooses for the rows of in.
 func (m *MoE) Forward(s *Step, h, in backend.Tensor) backend.Tensor {
 	ids, weights := s.NewInts(h.Rows*m.used), s.New(h.Rows, m.used) // [tokens, used]
-	s.Route(ids, weights, s.Multiply(in, m.router), m.used, m.weightsScale)
+	logits := s.Multiply(in, m.router)
+	if m.routerBias != nil {
+		s.AddBias(logits, m.routerBias)
+	}
+	s.Route(ids, weights, logits, m.used, m.weightsScale)
 	if m.away == nil {
 		return m.experts(s, h, weights, ids)
 	}
@@ -101,14 +134,18 @@ func (m *MoE) experts(s *Step, h, weights backend.Tensor, ids backend.Ints) back
 	if m.gateUp != nil {
 		both := s.New(gate.Rows, 2*gate.Cols)
 		s.ExpertMatMul(h, ids, m.used, backend.Product{W: m.gateUp, Y: both})
+		addBias(s, both, ids, m.gateBias)
 		s.Gated(gate, both.Columns(0, gate.Cols), both.Columns(gate.Cols, gate.Cols), m.act)
 	} else {
 		up := s.New(gate.Rows, gate.Cols)
 		s.ExpertMatMul(h, ids, m.used, backend.Product{W: m.gate, Y: gate}, backend.Product{W: m.up, Y: up})
+		addBias(s, gate, ids, m.gateBias)
+		addBias(s, up, ids, m.upBias)
 		s.Gated(gate, gate, up, m.act)
 	}
 	out := s.New(gate.Rows, m.Down.Rows()) // [tokens*used, hidden]
 	s.ExpertMatMul(gate, ids, m.used, backend.Product{W: m.Down, Y: out})
+	addBias(s, out, ids, m.downBias)
 	sum := s.New(h.Rows, m.Down.Rows())
 	s.ExpertSum(sum, out, weights, ids, m.used, m.DownScale)
 	return sum

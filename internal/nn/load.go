@@ -121,6 +121,26 @@ func (l *Loader) PerLayer(name string, layers, def int) []int {
 	return out
 }
 
+// Slides reads which layers have a window: listed one by one, or all but every n-th one. def is n where the file does
+// not say.
+func (l *Loader) Slides(layers, def int) []bool {
+	const name = "attention.sliding_window_pattern"
+	if k, ok := l.File.Kind(l.Key(name)); ok && k.IsArray() {
+		slides, _, err := l.File.Bools(l.Key(name))
+		l.Keep(err)
+		if err == nil && len(slides) < layers {
+			l.Fail("key %s has %d entries for %d layers", l.Key(name), len(slides), layers)
+		}
+		return slides[:min(len(slides), layers)]
+	}
+	n := l.Int(name, def)
+	slides := make([]bool, layers)
+	for i := range slides {
+		slides[i] = n == 0 || i%n < n-1
+	}
+	return slides
+}
+
 // Dim is a hyper-parameter and the range it must be in.
 type Dim struct {
 	name           string
@@ -207,11 +227,11 @@ func (l *Loader) Experts(name string, in, out, n int) backend.Weight {
 	return l.Bind(l.Tensor(name, in, out, n))
 }
 
-// PerExpert binds a value for each expert, if the file has them, to the device of the experts.
-func (l *Loader) PerExpert(name string, n int) backend.Vector {
+// PerExpert binds values for each expert, if the file has them, to the device of the experts.
+func (l *Loader) PerExpert(name string, shape ...int) backend.Vector {
 	defer l.On(l.device, l.experts)
 	l.device = l.experts
-	return l.Optional(name, n)
+	return l.Optional(name, shape...)
 }
 
 // Bind gives a tensor to the backend, with the scale that may accompany it.

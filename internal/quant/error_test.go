@@ -24,7 +24,7 @@ const worst = 1.02
 
 var tableTypes = []quant.Type{
 	quant.F16, quant.BF16, quant.Q8_0, quant.Q6_K, quant.Q5_1, quant.Q5_K, quant.Q5_0,
-	quant.Q4_1, quant.Q4_K, quant.Q4_0, quant.IQ4_NL, quant.IQ4_XS, quant.Q3_K, quant.Q2_K,
+	quant.Q4_1, quant.Q4_K, quant.Q4_0, quant.IQ4_NL, quant.MXFP4, quant.IQ4_XS, quant.Q3_K, quant.Q2_K,
 }
 
 // gaussian is weights as a fresh network has them.

@@ -345,6 +345,27 @@ func refIQ4NL(x []float32) []float32 {
 	return out
 }
 
+// refMXFP4 takes the power of two under which the largest value is between 4 and 8.
+func refMXFP4(x []float32) []float32 {
+	top := 0.0
+	for _, v := range x {
+		top = max(top, math.Abs(float64(v)))
+	}
+	out := make([]float32, len(x))
+	if top == 0 {
+		return out
+	}
+	d := math.Pow(2, math.Floor(math.Log2(top))-2)
+	for i, v := range x {
+		for _, level := range []float64{0, 0.5, 1, 1.5, 2, 3, 4, 6} {
+			if y := math.Copysign(level*d, float64(v)); math.Abs(y-float64(v)) < math.Abs(float64(out[i]-v)) {
+				out[i] = float32(y)
+			}
+		}
+	}
+	return out
+}
+
 func refIQ4XS(x []float32) []float32 {
 	var scales [8]float64
 	top := 0.0
@@ -397,4 +418,5 @@ var LlamaRef = map[Type]func(x []float32) []float32{
 	Q6_K:   refQ6K,
 	IQ4_NL: refIQ4NL,
 	IQ4_XS: refIQ4XS,
+	MXFP4:  refMXFP4,
 }

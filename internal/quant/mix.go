@@ -39,6 +39,7 @@ var kinds = []kind{
 	{"Q4_0", 2, Q4_0, "4.5 bits, older format"},
 	{"IQ4_NL", 25, IQ4_NL, "4.5 bits, non-linear code book"},
 	{"IQ4_XS", 30, IQ4_XS, "4.3 bits, non-linear code book"},
+	{"MXFP4_MOE", 38, MXFP4, "4.3 bits for experts, the rest in Q8_0; what gpt-oss was trained in"},
 	{"Q3_K_L", 13, Q3_K, "4.3 bits, sensitive tensors in Q5_K"},
 	{"Q3_K_M", 12, Q3_K, "3.9 bits, sensitive tensors in Q4_K and Q5_K"},
 	{"Q3_K_S", 11, Q3_K, "3.5 bits, noticeably worse"},
@@ -116,5 +117,5 @@ func FileTypeName(ft uint32) string {
 var foreignFileTypes = map[uint32]string{
 	19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS",
 	23: "IQ3_XXS", 24: "IQ1_S", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M", 31: "IQ1_M", 36: "TQ1_0",
-	37: "TQ2_0", 38: "MXFP4_MOE", 39: "NVFP4", 40: "Q1_0", 41: "Q2_0", 1024: "guessed",
+	37: "TQ2_0", 39: "NVFP4", 40: "Q1_0", 41: "Q2_0", 1024: "guessed",
 }

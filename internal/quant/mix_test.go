@@ -19,7 +19,7 @@ func TestParseMix(t *testing.T) {
 		{"Q5_K_S", "Q5_K_S", 16, Q5_K}, {"Q5_K_M", "Q5_K_M", 17, Q5_K}, {"q5_k", "Q5_K_M", 17, Q5_K},
 		{"Q6_K", "Q6_K", 18, Q6_K}, {"iq4_nl", "IQ4_NL", 25, IQ4_NL}, {"IQ4_XS", "IQ4_XS", 30, IQ4_XS},
 		{"q2_k", "Q2_K", 10, Q2_K}, {"q3_k_s", "Q3_K_S", 11, Q3_K}, {"q3_k", "Q3_K_M", 12, Q3_K},
-		{"Q3_K_L", "Q3_K_L", 13, Q3_K},
+		{"Q3_K_L", "Q3_K_L", 13, Q3_K}, {"mxfp4_moe", "MXFP4_MOE", 38, MXFP4},
 	} {
 		m, err := ParseMix(c.in)
 		if err != nil {
@@ -330,6 +330,23 @@ func TestPlanKeeps(t *testing.T) {
 			if typ != ts[i].Type {
 				t.Errorf("%s changes %s to %v", mix, name, typ)
 			}
+		}
+	}
+}
+
+// TestPlanExperts: MXFP4_MOE is for experts; other matrices, and what fits no block, get other types.
+func TestPlanExperts(t *testing.T) {
+	got := plan(t, "mxfp4_moe", "gpt-oss", []TensorInfo{
+		tensor("token_embd.weight", 2880, 64), tensor("output.weight", 2880, 64),
+		tensor("blk.0.attn_v.weight", 2880, 64), tensor("blk.0.ffn_down_exps.weight", 2880, 64),
+		tensor("blk.0.ffn_up_exps.weight", 2880+16, 64), {"blk.0.ffn_up_exps.bias", []int{2880, 32}, F32},
+		tensor("blk.0.ffn_up_shexp.weight", 2880, 64),
+	})
+	for name, want := range map[string]Type{"token_embd.weight": Q8_0, "output.weight": Q8_0, "blk.0.attn_v.weight": Q8_0,
+		"blk.0.ffn_down_exps.weight": MXFP4, "blk.0.ffn_up_exps.weight": F16, "blk.0.ffn_up_exps.bias": F32,
+		"blk.0.ffn_up_shexp.weight": Q8_0} {
+		if got[name] != want {
+			t.Errorf("%s is %v, want %v", name, got[name], want)
 		}
 	}
 }

@@ -265,6 +265,12 @@ var rules = []rule{
 // prefer picks the type for one matrix before its shape is considered. It must
 // be called in the order of SortTensors, because some rules count.
 func (p *planner) prefer(t TensorInfo, base Type) (Type, error) {
+	if base == MXFP4 { // for experts alone
+		if strings.Contains(t.Name, "_exps.") {
+			return MXFP4, nil
+		}
+		return Q8_0, nil
+	}
 	r := roleOf(t.Name)
 	if r == roleOutput || r == roleEmbedding && p.tied {
 		if t.Shape[0]%base.BlockLen() != 0 || base == Q8_0 {

@@ -7,7 +7,7 @@ import (
 )
 
 // quantizer is how one type is made: the row function, and the largest
-// magnitude it accepts, at which every scale it may choose still fits a half.
+// magnitude it accepts, at which every scale it may choose still fits.
 type quantizer struct {
 	row   func(dst []byte, src []float32)
 	limit float32
@@ -31,6 +31,7 @@ var quantizers = [maxType + 1]quantizer{
 	Q6_K:   {quantQ6K, maxHalf * 64},
 	IQ4_NL: {quantIQ4NL, maxHalf * 64},
 	IQ4_XS: {quantIQ4XS, maxHalf * 64},
+	MXFP4:  {quantMXFP4, 0x1.8p127},
 }
 
 // ValueError is a number that cannot be quantised.

@@ -20,7 +20,8 @@ func quantizable() (ts []Type) {
 }
 
 func TestQuantizableTypes(t *testing.T) {
-	want := []Type{F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, BF16}
+	want := []Type{F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, BF16,
+		MXFP4}
 	if got := quantizable(); fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("quantizable types are %v, want %v", got, want)
 	}
@@ -46,7 +47,7 @@ func roundTrip(t testing.TB, typ Type, x []float32) []float32 {
 var step = map[Type]float64{
 	F32: 0, F16: 0x1p-11, BF16: 0x1p-8, Q8_0: 0.5/127 + 1e-3,
 	Q4_0: 0.2, IQ4_NL: 0.2, IQ4_XS: 0.25, Q4_1: 0.15, Q4_K: 0.25,
-	Q5_0: 0.1, Q5_1: 0.08, Q5_K: 0.12, Q6_K: 0.06, Q3_K: 0.35, Q2_K: 0.6,
+	Q5_0: 0.1, Q5_1: 0.08, Q5_K: 0.12, Q6_K: 0.06, Q3_K: 0.35, Q2_K: 0.6, MXFP4: 0.25,
 }
 
 // check compares a round trip with its bound.

@@ -24,7 +24,7 @@ type shape struct {
 	linK, linV, linDim int
 	// Mixture of experts.
 	experts, used, expertFF, sharedFF int
-	// Gemma: full-attention layers, which are every period-th one.
+	// Gemma and gpt-oss: full-attention layers, which are every period-th one.
 	fullDim, fullKV, window, period int
 	mtp                             int // layers for multi-token prediction
 	// Drafters.
@@ -46,6 +46,7 @@ const (
 	qwen35MoEClass = "Qwen3_5MoeForCausalLM"
 	nextClass      = "Qwen3NextForCausalLM"
 	gemmaClass     = "Gemma4ForCausalLM"
+	gptOSSClass    = "GptOssForCausalLM"
 	drafterClass   = "DFlashDraftModel"
 	assistantClass = "Gemma4AssistantForCausalLM"
 )
@@ -85,6 +86,12 @@ var targets = []shape{
 		headDim: 256, ff: 2112,
 		vocab: 262144, context: 262144, tied: true, fullDim: 512, fullKV: 2, window: 1024, period: 6, experts: 128, used: 8,
 		expertFF: 704},
+	{name: "gpt-oss-20b", title: "gpt-oss 20B", class: gptOSSClass, hidden: 2880, layers: 24, heads: 64, kv: 8,
+		headDim: 64, vocab: 201088, context: 131072, theta: 150000, window: 128, period: 2, experts: 32, used: 4,
+		expertFF: 2880},
+	{name: "gpt-oss-120b", title: "gpt-oss 120B", class: gptOSSClass, hidden: 2880, layers: 36, heads: 64, kv: 8,
+		headDim: 64, vocab: 201088, context: 131072, theta: 150000, window: 128, period: 2, experts: 128, used: 4,
+		expertFF: 2880},
 
 	// Small ones with every kind of layer, for tests. Widths are multiples of 256
 	// so that all quantised types fit.
@@ -113,6 +120,8 @@ var targets = []shape{
 		headDim: 64, ff: 512,
 		vocab: 2048, context: 4096, tied: true, fullDim: 128, fullKV: 1, window: 64, period: 2, experts: 8, used: 2,
 		expertFF: 256},
+	{name: "tiny-gpt-oss", title: "Tiny gpt-oss", class: gptOSSClass, hidden: 256, layers: 2, heads: 4, kv: 2,
+		headDim: 64, vocab: 2048, context: 4096, theta: 150000, window: 5, period: 2, experts: 8, used: 2, expertFF: 256},
 }
 
 // hybrid fills in what all Qwen hybrids have in common.
@@ -151,6 +160,8 @@ var drafters = []shape{
 		capture: []int{1, 12, 23, 35, 46, 57}},
 	{target: "gemma-4-26b-a4b", layers: 5, heads: 32, kv: 8, ff: 5632, mask: 4, theta: 1e6, window: 2048,
 		capture: []int{1, 6, 11, 17, 22, 27}},
+	{target: "gpt-oss-20b", layers: 8, heads: 32, kv: 8, ff: 7680, mask: 200000, theta: 150000},
+	{target: "gpt-oss-120b", layers: 8, heads: 32, kv: 8, ff: 7680, mask: 200000, theta: 150000},
 	{target: "tiny-qwen3", layers: 2, heads: 4, kv: 2, headDim: 64, ff: 512, theta: 1e6, capture: []int{0, 1}},
 	{target: "tiny-qwen3moe", layers: 2, heads: 4, kv: 2, headDim: 64, ff: 512, theta: 1e6, capture: []int{0}},
 	{target: "tiny-qwen2", layers: 2, heads: 4, kv: 2, headDim: 64, ff: 512, theta: 1e6, capture: []int{0, 1}},
@@ -166,6 +177,7 @@ var drafters = []shape{
 		capture: []int{0, 1, 2}},
 	{target: "tiny-gemma4moe", layers: 2, heads: 4, kv: 2, headDim: 64, ff: 512, mask: 4, theta: 1e6, window: 64,
 		capture: []int{0, 1, 2}},
+	{target: "tiny-gpt-oss", layers: 2, heads: 4, kv: 2, headDim: 64, ff: 512, theta: 150000, capture: []int{0}},
 }
 
 // assistants of Gemma targets: three sliding layers and a full one. Of the released ones the width is known; the rest
@@ -271,7 +283,7 @@ func (s *shape) full(i int) bool {
 	switch {
 	case s.linear():
 		return (i+1)%4 == 0 || i >= s.layers // the latter for multi-token prediction
-	case s.gemma():
+	case s.gemma() || s.class == gptOSSClass:
 		return (i+1)%s.period == 0
 	case s.class == drafterClass:
 		return s.window == 0 || i == s.layers-1
@@ -333,6 +345,11 @@ func (s *shape) config() []byte {
 			"full_attention":    map[string]any{"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
 			"sliding_attention": map[string]any{"rope_type": "default", "rope_theta": 1e4},
 		}
+	case s.class == gptOSSClass:
+		c["num_local_experts"], c["intermediate_size"], c["sliding_window"] = s.experts, s.expertFF, s.window
+		c["rms_norm_eps"] = 1e-5
+		rope["rope_type"], rope["factor"], rope["original_max_position_embeddings"] = "yarn", 32.0, s.context/32
+		rope["beta_fast"], rope["beta_slow"] = 32.0, 1.0
 	case s.class == llamaClass && !s.pieces: // as Llama 3.1 has it
 		stretchedRope(rope, s.context)
 	case s.class == eagleClass:

@@ -125,6 +125,7 @@ func TestShapes(t *testing.T) {
 		"qwen3-0.6b": 0.596, "qwen3.5-0.8b": 0.75, "qwen3.5-4b": 4.2, "qwen3.5-27b": 27, "qwen3.6-35b-a3b": 35,
 		"qwen3.5-122b-a10b": 122,
 		"qwen3-coder-next":  80, "gemma-4-31b": 31, "gemma-4-26b-a4b": 25.5,
+		"gpt-oss-20b": 20.9, "gpt-oss-120b": 116.8,
 	}
 	for _, name := range Shapes() {
 		if _, ok := findTower(name); ok {

@@ -107,7 +107,7 @@ func (s *shape) attention(l *list, p string, i int) {
 	}
 	l.matrix(p+"attn_q", s.hidden, queries*s.heads*dim)
 	l.matrix(p+"attn_output", s.heads*dim, s.hidden)
-	normed := s.class != llamaClass && s.class != qwen2Class
+	normed := s.class != llamaClass && s.class != qwen2Class && s.class != gptOSSClass
 	if normed {
 		l.norm(p+"attn_q_norm", dim)
 	}
@@ -121,7 +121,11 @@ func (s *shape) attention(l *list, p string, i int) {
 	if normed {
 		l.add(p+"attn_k_norm.weight", nearOne, keyNorm, dim)
 	}
-	if s.class == qwen2Class {
+	if s.class == gptOSSClass {
+		l.add(p+"attn_sinks.weight", spread, 1, s.heads)
+		l.add(p+"attn_output.bias", spread, 0.2, s.hidden)
+	}
+	if s.class == qwen2Class || s.class == gptOSSClass {
 		l.add(p+"attn_q.bias", spread, 0.5, s.heads*dim)
 		l.add(p+"attn_k.bias", spread, 0.5, kv*dim)
 		l.add(p+"attn_v.bias", spread, 0.5, kv*dim)
@@ -147,7 +151,7 @@ func (s *shape) deltaNet(l *list, p string) {
 
 func (s *shape) feedForward(l *list, p string) {
 	before := "ffn_norm"
-	if s.linear() {
+	if s.linear() || s.class == gptOSSClass {
 		before = "post_attention_norm"
 	}
 	l.norm(p+before, s.hidden)
@@ -177,6 +181,12 @@ func (s *shape) feedForward(l *list, p string) {
 		l.matrix(p+"ffn_gate_exps", s.hidden, s.expertFF, s.experts)
 		l.matrix(p+"ffn_up_exps", s.hidden, s.expertFF, s.experts)
 		l.matrix(p+"ffn_down_exps", s.expertFF, s.hidden, s.experts)
+		if s.class == gptOSSClass {
+			l.add(p+"ffn_gate_inp.bias", spread, 0.5, s.experts)
+			l.add(p+"ffn_gate_exps.bias", spread, 3, s.expertFF, s.experts) // some beyond the limit of 7
+			l.add(p+"ffn_up_exps.bias", spread, 3, s.expertFF, s.experts)
+			l.add(p+"ffn_down_exps.bias", spread, 0.5, s.hidden, s.experts)
+		}
 		if s.sharedFF > 0 {
 			l.matrix(p+"ffn_gate_inp_shexp", s.hidden)
 			l.matrix(p+"ffn_gate_shexp", s.hidden, s.sharedFF)

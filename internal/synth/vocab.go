@@ -176,6 +176,30 @@ func llamaKeys(size int) []gguf.KV {
 		gguf.KV{Key: "tokenizer.chat_template", Value: llamaTurns})
 }
 
+const gptOSSTurns = "{%- for m in messages %}{{- '<|start|>' + m.role + '<|message|>' + m.content + '<|end|>' }}" +
+	"{%- endfor %}{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"
+
+// gptOSSSpecials are the special tokens of gpt-oss in id order.
+var gptOSSSpecials = []string{
+	"<|startoftext|>", "<|endoftext|>", "<|reserved_200000|>", "<|reserved_200001|>", "<|return|>", "<|constrain|>",
+	"<|reserved_200004|>", "<|channel|>", "<|start|>", "<|end|>", "<|message|>", "<|reserved_200009|>",
+	"<|reserved_200010|>", "<|reserved_200011|>", "<|call|>",
+}
+
+// gptOSSKeys is the tokenizer of gpt-oss.
+func gptOSSKeys(size int) []gguf.KV {
+	first := size - 64
+	if size == 201088 {
+		first = 199998
+	}
+	return append(byteLevelVocab(size, first, gptOSSSpecials, "gpt-4o"),
+		gguf.KV{Key: "tokenizer.ggml.bos_token_id", Value: uint32(first)},
+		gguf.KV{Key: "tokenizer.ggml.eos_token_id", Value: uint32(first + 4)},
+		gguf.KV{Key: "tokenizer.ggml.padding_token_id", Value: uint32(first + 1)},
+		gguf.KV{Key: "tokenizer.ggml.add_bos_token", Value: false},
+		gguf.KV{Key: "tokenizer.chat_template", Value: gptOSSTurns})
+}
+
 const mistralTurns = "{{- bos_token }}{%- for m in messages %}{%- if m.role == 'assistant' %}{{- m.content + eos_token }}" +
 	"{%- else %}{{- '[INST] ' + m.content + '[/INST]' }}{%- endif %}{%- endfor %}"
 
@@ -305,6 +329,8 @@ func (s *shape) tokenizerKeys(target *shape) []gguf.KV {
 		return pieceKeys(owner.vocab)
 	case owner.class == llamaClass:
 		return llamaKeys(owner.vocab)
+	case owner.class == gptOSSClass:
+		return gptOSSKeys(owner.vocab)
 	case owner.class == gemmaClass:
 		return gemmaKeys(owner.vocab)
 	case owner.class == qwen35Class || owner.class == qwen35MoEClass:

@@ -31,6 +31,11 @@ var patterns = map[string][]string{
 	"tekken": {`[^\r\n\p{L}\p{N}]?((?=[\p{L}])([^a-z]))*((?=[\p{L}])([^A-Z]))+|` +
 		`[^\r\n\p{L}\p{N}]?((?=[\p{L}])([^a-z]))+((?=[\p{L}])([^A-Z]))*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|` +
 		`\s*[\r\n]+|\s+(?!\S)|\s+`},
+	"gpt-4o": {`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+` +
+		`(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?|` +
+		`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*` +
+		`(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?|` +
+		`\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`},
 	"default": {`[\p{P}\$\+<=>\^~\|]+`,
 		`'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)`, `\p{N}+`, `[0-9][0-9][0-9]`},
 }
@@ -385,7 +390,7 @@ func splitAll(pre, s string) []string {
 
 func TestSplitAgainstPatterns(t *testing.T) {
 	// One character of every class and of every kind of white space, in all orders.
-	alphabet := []string{"a", "Z", "é", "我", "\u0301", "\u0903", "1", "½", "٣", " ", "\t", "\n", "\r", "\v", "\u0085",
+	alphabet := []string{"a", "É", "é", "我", "\u0301", "\u0903", "1", "½", "٣", " ", "\t", "\n", "\r", "\v", "\u0085",
 		"\u00a0", "\u1680",
 		"\u2003", "\u2028", "\u202f", "\u3000", "\u200b", "'", "s", "T", "re", "VE", "ll", "m", "'d", "ſ", ".", "_", "🙂",
 		"\U00020000", "\U000e0100", "\ufffd", "\x00", "  ", "-", "/"}
@@ -413,6 +418,7 @@ func TestSplitAgainstPatterns(t *testing.T) {
 		}
 		check(repoText(t, 1<<16, ".go"))
 		check(mixedSample)
+		check("aǅb ǅǅa ABǅ 𝐀𝐚𝐀 ʰA Aʰ") // title case, capitals beyond the basic plane, letters without case
 	}
 }
 

@@ -28,6 +28,7 @@ var (
 	llama3 = preset{split: splitLlama3, wholeFirst: true, addBOS: true}
 	gpt2   = preset{split: splitGPT2}
 	simple = preset{split: splitDefault}
+	gpt4o  = preset{split: splitGPT4o}
 	tekken = preset{split: splitTekken, wholeFirst: true, addBOS: true}
 	single = preset{split: splitSingle}
 	gemma4 = preset{split: splitLines, raw: true, addBOS: true}
@@ -42,6 +43,7 @@ var presets = map[string]preset{
 	"llama3": llama3, "llama-v3": llama3, "llama-bpe": llama3, "falcon3": llama3, "pixtral": llama3, "lfm2": llama3,
 	"midm-2.0": llama3, "smaug-bpe": {split: splitLlama3},
 	"gpt2": gpt2, "gpt-2": gpt2, "phi-2": gpt2, "mellum": gpt2, "trillion": gpt2,
+	"gpt-4o": gpt4o, "llama4": gpt4o, "kanana2": gpt4o,
 	"tekken": tekken,
 	"smollm": single, "starcoder": single, "refact": single, "command-r": single, "codeshell": single, "exaone": single,
 	"minerva-7b": single,
@@ -54,11 +56,13 @@ func PreNames() []string { return slices.Sorted(maps.Keys(presets)) }
 
 // Character classes. Everything else, including an invalid byte, is 0: a symbol.
 const (
-	clsL  = 1 << iota // letter
-	clsM              // mark
-	clsN              // number
-	clsWS             // white space
-	clsNL             // CR or LF, always together with clsWS
+	clsL   = 1 << iota // letter
+	clsM               // mark
+	clsN               // number
+	clsWS              // white space
+	clsNL              // CR or LF, always together with clsWS
+	clsUp              // capital or title-case letter, always together with clsL
+	clsLow             // small letter, always together with clsL
 )
 
 // classes covers the basic plane. Filling it takes some 50 microseconds.
@@ -71,6 +75,9 @@ var classes = func() (t [1 << 16]uint8) {
 		}
 	}
 	fill(unicode.L, clsL)
+	fill(unicode.Lu, clsUp)
+	fill(unicode.Lt, clsUp)
+	fill(unicode.Ll, clsLow)
 	fill(unicode.M, clsM)
 	fill(unicode.N, clsN)
 	fill(unicode.White_Space, clsWS)
@@ -85,8 +92,10 @@ var ascii = func() (t [256]uint8) {
 		switch c := byte(i); {
 		case c >= utf8.RuneSelf:
 			t[i] = multi
-		case c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z':
-			t[i] = clsL
+		case c >= 'a' && c <= 'z':
+			t[i] = clsL | clsLow
+		case c >= 'A' && c <= 'Z':
+			t[i] = clsL | clsUp
 		case c >= '0' && c <= '9':
 			t[i] = clsN
 		case c == '\r' || c == '\n':
@@ -114,6 +123,10 @@ func classMulti(s string, i int) (uint8, int) {
 		return classes[r], n
 	}
 	switch {
+	case unicode.Is(unicode.Lu, r): // title case lies in the basic plane
+		return clsL | clsUp, n
+	case unicode.Is(unicode.Ll, r):
+		return clsL | clsLow, n
 	case unicode.Is(unicode.L, r):
 		return clsL, n
 	case unicode.Is(unicode.M, r):
@@ -271,6 +284,65 @@ func splitCase(s string, i int) int {
 		return both
 	}
 	return end
+}
+
+// splitGPT4o is that of OpenAI's o200k vocabularies: words end before a capital letter and take a contraction along,
+// marks belong to words, numbers have at most three digits, and a slash may follow the line ends after punctuation.
+// Cases are those of Unicode, as the models were trained; llama.cpp knows them of ASCII alone.
+func splitGPT4o(s string, i int) int {
+	c, n := classAt(s, i)
+	word := i
+	if c&(clsL|clsN|clsNL) == 0 {
+		word += n
+	}
+	end, capitals := casedWord(s, word)
+	if end < 0 && word > i { // a mark may be a word by itself
+		end, _ = casedWord(s, i)
+	}
+	if end < 0 && capitals > word {
+		end = capitals
+	}
+	if end >= 0 {
+		if end < len(s) && s[end] == '\'' {
+			if n := contraction(s[end+1:], true); n > 0 {
+				end += 1 + n
+			}
+		}
+		return end
+	}
+	j, mark := splitWords(s, i, clsL, 3), i
+	if s[i] == ' ' && j > i+1 {
+		mark++
+	}
+	if c, _ := classAt(s, mark); c&(clsN|clsWS) == 0 {
+		for j < len(s) && (s[j] == '\r' || s[j] == '\n' || s[j] == '/') {
+			j++
+		}
+	}
+	return j
+}
+
+// casedWord returns two ends of a word at i. The first is after capitals and at least one small letter, -1 if there is
+// none; marks and letters without case are both. The second is after the capitals.
+func casedWord(s string, i int) (small, capitals int) {
+	run := func(i int, stop uint8) (end, last int) {
+		last = -1
+		for i < len(s) {
+			c, n := classAt(s, i)
+			if c&(clsL|clsM) == 0 || c&stop != 0 {
+				break
+			}
+			if i += n; c&(clsUp|clsLow) == 0 {
+				last = i
+			}
+		}
+		return i, last
+	}
+	capitals, both := run(i, clsLow)
+	if end, _ := run(capitals, clsUp); end > capitals {
+		return end, capitals
+	}
+	return both, capitals
 }
 
 // splitDefault is what files get that do not name a splitter: four expressions, each applied to the pieces of the one

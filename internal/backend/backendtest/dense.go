@@ -19,6 +19,7 @@ type dense struct {
 	ref     func(in [][]float64) []float64
 	bound   float64
 	lax     bool // what becomes of infinities is not defined
+	large   bool // inputs are eight times as large, beyond the limits of what bounds them
 }
 
 func sigmoid(x float64) float64 { return 1 / (1 + math.Exp(-x)) }
@@ -151,7 +152,12 @@ func denseOps() []dense {
 				},
 				ref: each(func(v []float64) float64 { return a.ref(v[0]) * v[1] })})
 	}
-	return list
+	return append(list, dense{name: "Gated ClampedSwiGLU", ins: []string{"x", "y"}, inPlace: []int{0, 1}, bound: function,
+		lax: true, large: true,
+		do: func(k *kit, dst backend.Tensor, in []*area) {
+			k.Gated(dst, in[0].Tensor, in[1].Tensor, backend.ClampedSwiGLU)
+		},
+		ref: each(func(v []float64) float64 { return quickGELU(min(v[0], 7)) * (1 + max(-7, min(v[1], 7))) })})
 }
 
 func denseCases() []testCase {
@@ -177,14 +183,29 @@ func (d *dense) width(i, cols int) int {
 	return cols
 }
 
+// row is a row of input i.
+func (d *dense) row(k *kit, i, item, cols int) []float32 {
+	v := k.row(d.ins[i], item, d.width(i, cols))
+	for c := range v {
+		if d.large {
+			v[c] *= 8
+		}
+	}
+	return v
+}
+
 func (k *kit) dense(d dense, cols, rows int) {
 	k.Helper()
 	k.obey(op{
 		items: rows, bound: d.bound, strict: !d.lax,
 		run: func(k *kit, items []int, variant int) [][]float32 {
 			in := make([]*area, len(d.ins))
-			for i, name := range d.ins {
-				in[i] = k.input(k.rows(name, items, d.width(i, cols)))
+			for i := range d.ins {
+				rows := make([][]float32, len(items))
+				for r, item := range items {
+					rows[r] = d.row(k, i, item, cols)
+				}
+				in[i] = k.input(rows)
 			}
 			var dst *area
 			if d.always {
@@ -200,8 +221,8 @@ func (k *kit) dense(d dense, cols, rows int) {
 		},
 		want: func(k *kit, item int) []float64 {
 			in := make([][]float64, len(d.ins))
-			for i, name := range d.ins {
-				in[i] = wide(k.row(name, item, d.width(i, cols)))
+			for i := range d.ins {
+				in[i] = wide(d.row(k, i, item, cols))
 			}
 			return d.ref(in)
 		},

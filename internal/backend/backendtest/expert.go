@@ -11,7 +11,8 @@ import (
 const experts = 8
 
 func expertCases(o Options) []testCase {
-	list := []testCase{{"Route", route}, {"ExpertSum", expertSum}}
+	list := []testCase{{"Route", route}, {"ExpertBias", expertBias}, {"ExpertSum", expertSum},
+		{"experts with biases", biasedExperts}}
 	for _, typ := range o.Weights {
 		list = append(list, testCase{"ExpertMatMul " + typ.String(), func(s *suite) { expertProduct(s, typ) }})
 	}
@@ -177,6 +178,106 @@ func order(v []float32) []int32 {
 		return 0
 	})
 	return ids
+}
+
+// expertBias: each of a token's experts adds its own row.
+func expertBias(s *suite) {
+	k := s.device()
+	for _, c := range []struct{ cols, used int }{{96, 2}, {37, 4}, {5, 1}} {
+		bias := values("expert bias", 0, experts*c.cols)
+		k.obey(op{
+			items: k.most(), bound: rounding, strict: true,
+			run: func(k *kit, items []int, _ int) [][]float32 {
+				var x [][]float32
+				var ids []int32
+				for _, t := range items {
+					row := k.row("x", t, c.used*c.cols)
+					for j := range c.used {
+						x = append(x, row[j*c.cols:][:c.cols])
+					}
+					ids = append(ids, choice(t, c.used)...)
+				}
+				y := k.input(x)
+				y.output = true
+				k.ExpertBias(y.Tensor, k.ints(append(ids, -1, 9999)...), k.vector(bias))
+				return grouped(k.finish(y)[0], items, func(int) int { return c.used })
+			},
+			want: func(k *kit, t int) []float64 {
+				out := wide(k.row("x", t, c.used*c.cols))
+				for j, e := range choice(t, c.used) {
+					for i := range c.cols {
+						out[j*c.cols+i] += float64(bias[int(e)*c.cols+i])
+					}
+				}
+				return out
+			},
+		})
+	}
+}
+
+// biasedExperts: a layer of gpt-oss in one step, with rows so long that products of quantised weights may stay in
+// pieces: biases and activations must add these up.
+func biasedExperts(s *suite) {
+	for _, more := range []int{0, 3} { // columns of up that are left out
+		s.biasedExperts(more)
+	}
+}
+
+func (s *suite) biasedExperts(more int) {
+	k := s.device()
+	const typ, hidden, width, outputs, used = quant.MXFP4, 512, 544, 40, 2
+	gate, up := k.matrix(typ, experts, width, hidden), k.matrix(typ, experts, width+more, hidden)
+	down := k.matrix(typ, experts, outputs, width)
+	gw, uw, dw := k.bind(gate), k.bind(up), k.bind(down)
+	large := func(name string, n int) []float32 { // so that some factors reach their limits
+		v := values(name, 0, n)
+		for i := range v {
+			v[i] *= 4
+		}
+		return v
+	}
+	gateBias, upBias := large("gate bias", experts*width), large("up bias", experts*(width+more))
+	downBias := values("down bias", 0, experts*outputs)
+	k.obey(op{
+		items: 5, bound: 4 * s.Product(typ, hidden),
+		run: func(k *kit, items []int, _ int) [][]float32 {
+			var ids []int32
+			for _, t := range items {
+				ids = append(ids, choice(t, used)...)
+			}
+			chosen, n := k.ints(ids...), len(ids)
+			in, w, dst := k.input(k.rows("x", items, hidden)), k.input(k.rows("w", items, used)), k.place(len(items), outputs)
+			g, u, y := k.place(n, width), k.place(n, width+more), k.place(n, outputs)
+			gb, ub, db := k.vector(gateBias), k.vector(upBias), k.vector(downBias)
+			k.BeginStep(nil)
+			k.ExpertMatMul(in.Tensor, chosen, used, backend.Product{W: gw, Y: g.Tensor}, backend.Product{W: uw, Y: u.Tensor})
+			k.ExpertBias(g.Tensor, chosen, gb)
+			k.ExpertBias(u.Tensor, chosen, ub)
+			k.Gated(g.Tensor, g.Tensor, u.Columns(0, width), backend.ClampedSwiGLU)
+			k.ExpertMatMul(g.Tensor, chosen, used, backend.Product{W: dw, Y: y.Tensor})
+			k.ExpertBias(y.Tensor, chosen, db)
+			k.ExpertSum(dst.Tensor, y.Tensor, w.Tensor, chosen, used, nil)
+			_, err := k.EndStep()
+			k.check(err)
+			return k.finish(dst, g, u, y)[0]
+		},
+		want: func(k *kit, t int) []float64 {
+			out := make([]float64, outputs)
+			x, w := wide(k.row("x", t, hidden)), wide(k.row("w", t, used))
+			for j, id := range choice(t, used) {
+				e := int(id)
+				g, u := gate.times(e, x), up.times(e, x)
+				for i := range g {
+					a, b := g[i]+float64(gateBias[e*width+i]), u[i]+float64(upBias[e*(width+more)+i])
+					g[i] = quickGELU(min(a, 7)) * (1 + max(-7, min(b, 7)))
+				}
+				for i, v := range down.times(e, g) {
+					out[i] += w[j] * (v + float64(downBias[e*outputs+i]))
+				}
+			}
+			return out
+		},
+	})
 }
 
 func expertSum(s *suite) {

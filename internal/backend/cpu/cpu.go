@@ -327,7 +327,8 @@ func (b *Backend) Activate(dst, x backend.Tensor, act backend.Activation) {
 
 // Gated computes act(gate) * up.
 func (b *Backend) Gated(dst, gate, up backend.Tensor, act backend.Activation) {
-	f := [...]func(dst, gate, up []float32){vec.SiluMul, vec.GeluMul, vec.GeluErfMul, vec.QuickGeluMul}[act]
+	f := [...]func(dst, gate, up []float32){vec.SiluMul, vec.GeluMul, vec.GeluErfMul, vec.QuickGeluMul,
+		vec.ClampedSwiGLU}[act]
 	b.rowsOf(dst.Rows, 8*dst.Cols, func(r int) { f(row(dst, r), row(gate, r), row(up, r)) })
 }
 

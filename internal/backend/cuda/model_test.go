@@ -30,7 +30,7 @@ func suite(t testing.TB, these ...string) (modeltest.Suite, []string) {
 }
 
 func TestGolden(t *testing.T) {
-	s, targets := suite(t, modeltest.Targets...)
+	s, targets := suite(t, append(modeltest.Targets, "tiny-gpt-oss")...)
 	s.Golden(t, targets...)
 }
 

@@ -53,10 +53,10 @@ func pushed(name string, args any) *single {
 	return k
 }
 
-// kernelsGated and kernelsOnly are the activations, in the order of backend.Activation.
+// kernelsGated and kernelsOnly are the activations, in the order of backend.Activation. ClampedSwiGLU needs two rows.
 var (
 	kernelsGated = [...]*single{kernelSiLU, kernelGELU, declare("small_erf", elemArgs{}, "elements", 10),
-		declare("small_quick", elemArgs{}, "elements", 11)}
+		declare("small_quick", elemArgs{}, "elements", 11), declare("small_clamped", elemArgs{}, "elements", 17)}
 	kernelsOnly = [...]*single{declare("small_only_silu", elemArgs{}, "elements", 12),
 		declare("small_only_gelu", elemArgs{}, "elements", 13), declare("small_only_erf", elemArgs{}, "elements", 14),
 		declare("small_only_quick", elemArgs{}, "elements", 15)}
@@ -64,26 +64,27 @@ var (
 
 // Kernels of rows (small.go).
 var (
-	kernelCopy      = declare("small_copy", elemArgs{}, "elements", 0)
-	kernelAdd       = declare("small_add", elemArgs{}, "elements", 1)
-	kernelBias      = declare("small_bias", elemArgs{}, "elements", 2)
-	kernelScale     = declare("small_scale", elemArgs{}, "elements", 3)
-	kernelSiLU      = declare("small_silu", elemArgs{}, "elements", 4)
-	kernelGELU      = declare("small_gelu", elemArgs{}, "elements", 5)
-	kernelSigmoid   = declare("small_sigmoid", elemArgs{}, "elements", 6)
-	kernelSoftcap   = declare("small_softcap", elemArgs{}, "elements", 7)
-	kernelGather    = declare("small_gather", elemArgs{}, "elements", 8)
-	kernelAddGated  = declare("small_add_gated", elemArgs{}, "elements", 9)
-	kernelClamp     = declare("small_clamp", elemArgs{}, "elements", 16)
-	kernelLayerNorm = declare("small_layer_norm", layerNormArgs{}, "layer_norm")
-	kernelHeadGate  = declare("small_heads_sigmoid", headsArgs{}, "")
-	kernelNormShort = declare("small_norm_short", headsArgs{}, "norm", 32, 128)
-	kernelNormLong  = declare("small_norm_long", headsArgs{}, "norm", 256, 256)
-	kernelAngles    = declare("small_angles", anglesArgs{}, "angles")
-	kernelRoPE      = declare("small_rope", ropeArgs{}, "rope")
-	kernelBlockConv = declare("small_block_conv", blockConvArgs{}, "block_conv")
-	kernelExpertSum = declare("small_expert_sum", sumArgs{}, "expert_sum")
-	kernelScatter   = declare("small_scatter", scatterArgs{}, "scatter")
+	kernelCopy       = declare("small_copy", elemArgs{}, "elements", 0)
+	kernelAdd        = declare("small_add", elemArgs{}, "elements", 1)
+	kernelBias       = declare("small_bias", elemArgs{}, "elements", 2)
+	kernelScale      = declare("small_scale", elemArgs{}, "elements", 3)
+	kernelSiLU       = declare("small_silu", elemArgs{}, "elements", 4)
+	kernelGELU       = declare("small_gelu", elemArgs{}, "elements", 5)
+	kernelSigmoid    = declare("small_sigmoid", elemArgs{}, "elements", 6)
+	kernelSoftcap    = declare("small_softcap", elemArgs{}, "elements", 7)
+	kernelGather     = declare("small_gather", elemArgs{}, "elements", 8)
+	kernelAddGated   = declare("small_add_gated", elemArgs{}, "elements", 9)
+	kernelClamp      = declare("small_clamp", elemArgs{}, "elements", 16)
+	kernelExpertBias = declare("small_expert_bias", elemArgs{}, "elements", 18)
+	kernelLayerNorm  = declare("small_layer_norm", layerNormArgs{}, "layer_norm")
+	kernelHeadGate   = declare("small_heads_sigmoid", headsArgs{}, "")
+	kernelNormShort  = declare("small_norm_short", headsArgs{}, "norm", 32, 128)
+	kernelNormLong   = declare("small_norm_long", headsArgs{}, "norm", 256, 256)
+	kernelAngles     = declare("small_angles", anglesArgs{}, "angles")
+	kernelRoPE       = declare("small_rope", ropeArgs{}, "rope")
+	kernelBlockConv  = declare("small_block_conv", blockConvArgs{}, "block_conv")
+	kernelExpertSum  = declare("small_expert_sum", sumArgs{}, "expert_sum")
+	kernelScatter    = declare("small_scatter", scatterArgs{}, "scatter")
 
 	kernelRoute      = declare("select_route", routeArgs{}, "route")
 	kernelTopParts   = declare("select_top_parts", selectArgs{}, "select_parts", 1)

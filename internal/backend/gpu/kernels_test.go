@@ -168,7 +168,7 @@ func TestArguments(t *testing.T) {
 			for _, m := range regexp.MustCompile(`(?m)^[^/\n]*KERNEL\(([\w#]+), (\w+),`).FindAllStringSubmatch(string(own), -1) {
 				name := regexp.MustCompile(`##\w+##|##\w+$`).ReplaceAllString(m[1], `\w+?`)
 				if name == "name" { // small.cu: a macro that declares a kernel by its whole name
-					name = `small_(copy|add|bias|scale|(only_)?(silu|gelu|erf|quick)|clamp|sigmoid|softcap|gather|add_gated)`
+					name = `small_(copy|add|bias|scale|(only_)?(silu|gelu|erf|quick)|clamped|clamp|expert_bias|sigmoid|softcap|gather|add_gated)`
 				}
 				letters := len(strings.ReplaceAll(name, `\w+?`, ""))
 				cuda = append(cuda, declared{regexp.MustCompile(`^` + name + `$`), letters, parseStruct(t, text, m[2])})

@@ -101,6 +101,10 @@ func (l *lowering) single(i int) int {
 		x := l.in(o.a)
 		l.overwrite(o.dst)
 		l.out = sm.Route(l.out, o.ids, o.dst.out(), x, rows, int(o.a.cols), int(o.used), o.f)
+	case opExpertBias:
+		x := l.in(o.a)
+		l.overwrite(o.dst)
+		l.out = sm.ExpertBias(l.out, o.dst.out(), x, o.ids, o.v, rows, cols)
 	case opExpertSum:
 		y, w := l.in(o.a), l.summed(o.b)
 		l.overwrite(o.dst)

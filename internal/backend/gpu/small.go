@@ -79,6 +79,11 @@ func (s *Small) AddBias(ls []Call, dst Out, x In, bias Addr, rows, cols int) []C
 	return s.elements(ls, kernelBias, dst, rows, cols, elemArgs{a: x, w: bias})
 }
 
+// ExpertBias adds to every row that row of bias which its index names.
+func (s *Small) ExpertBias(ls []Call, dst Out, x In, index, bias Addr, rows, cols int) []Call {
+	return s.elements(ls, kernelExpertBias, dst, rows, cols, elemArgs{a: x, w: bias, index: index})
+}
+
 // Scale multiplies every value by f.
 func (s *Small) Scale(ls []Call, dst Out, x In, f float32, rows, cols int) []Call {
 	return s.elements(ls, kernelScale, dst, rows, cols, elemArgs{a: x, s: f})

@@ -35,6 +35,7 @@ const (
 	opKVWrite
 	opAttention
 	opRoute
+	opExpertBias
 	opExpertSum
 	opShortConv
 	opGatedDelta
@@ -528,6 +529,11 @@ func (b *Backend) Route(ids backend.Ints, weights, logits backend.Tensor, used i
 // ExpertMatMul multiplies rows with the experts chosen for them.
 func (b *Backend) ExpertMatMul(x backend.Tensor, ids backend.Ints, used int, ps ...backend.Product) {
 	b.multiply(op{kind: opExpertMatMul, a: viewOf(x), ids: ids.(*ints).addr, used: int32(used)}, ps)
+}
+
+// ExpertBias adds the bias of its expert to every row.
+func (b *Backend) ExpertBias(x backend.Tensor, ids backend.Ints, bias backend.Vector) {
+	b.do(op{kind: opExpertBias, dst: viewOf(x), a: viewOf(x), v: vectorOf(bias), ids: ids.(*ints).addr})
 }
 
 // ExpertSum adds the outputs of each row's experts with their weights.

@@ -15,7 +15,8 @@ import (
 )
 
 // drawn are the architectures to draw from.
-var drawn = []string{"qwen3", "qwen3moe", "qwen2", "llama", "qwen35", "qwen35moe", "qwen3next", "gemma4", "gemma4moe"}
+var drawn = []string{"qwen3", "qwen3moe", "qwen2", "llama", "qwen35", "qwen35moe", "qwen3next", "gemma4", "gemma4moe",
+	"gpt-oss"}
 
 // drawing is a model of random legal dimensions and weights, with what may draft for it.
 type drawing struct {
@@ -51,6 +52,8 @@ func draw(t testing.TB, seed uint64) *drawing {
 		d.gemma(name == "gemma4moe")
 	case d.hybrid():
 		d.qwen35()
+	case arch == "gpt-oss":
+		d.gptOSS()
 	default:
 		d.transformer()
 	}
@@ -329,6 +332,48 @@ func (d *drawing) transformer() {
 		} else {
 			d.dense(p, "", width)
 		}
+	}
+}
+
+func (d *drawing) gptOSS() {
+	d.common()
+	heads, kv := d.heads()
+	dim := d.headDim()
+	rot := d.rotated(dim)
+	d.key("attention.head_count", heads)
+	d.key("attention.head_count_kv", kv)
+	d.key("attention.key_length", dim)
+	d.key("rope.dimension_count", rot)
+	d.rope(rot)
+	if d.odds(4) {
+		d.key("rope.freq_base_swa", float32(5000))
+	}
+	d.key("attention.sliding_window", d.from(1, 90))
+	if d.odds(3) {
+		d.key("attention.sliding_window_pattern", d.pattern(d.layers))
+	}
+	experts, width := d.expertKeys()
+	for i := range d.layers {
+		d.cached(i, dim)
+		p := fmt.Sprintf("blk.%d.", i)
+		d.norm(p+"attn_norm", d.hidden)
+		d.norm(p+"post_attention_norm", d.hidden)
+		d.qkv(p, heads*dim, kv*dim, false)
+		d.matrix(p+"attn_output", heads*dim, d.hidden)
+		d.vector(p+"attn_q.bias", 0, 0.5, heads*dim)
+		d.vector(p+"attn_k.bias", 0, 0.5, kv*dim)
+		d.vector(p+"attn_v.bias", 0, 0.5, kv*dim)
+		d.vector(p+"attn_output.bias", 0, 0.3, d.hidden)
+		d.vector(p+"attn_sinks.weight", 0, 2, heads)
+		d.experts(p, width, experts)
+		d.vector(p+"ffn_gate_inp.bias", 0, 1, experts)
+		if d.Tensor(p+"ffn_gate_up_exps.weight") != nil {
+			d.vector(p+"ffn_gate_up_exps.bias", 0, 4, 2*width, experts) // some beyond the limit of 7
+		} else {
+			d.vector(p+"ffn_gate_exps.bias", 0, 4, width, experts)
+			d.vector(p+"ffn_up_exps.bias", 0, 4, width, experts)
+		}
+		d.vector(p+"ffn_down_exps.bias", 0, 0.5, d.hidden, experts)
 	}
 }
 

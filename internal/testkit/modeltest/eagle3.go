@@ -89,7 +89,7 @@ func (r *reference) eagleLayer(embedding, g []float64, pos int) []float64 {
 	}
 	c := &r.kept[0]
 	c.keys, c.values = append(c.keys, k), append(c.values, v)
-	o := r.times(p+"attn_output.weight", attend(q, *c, 0, len(c.keys), heads, kv, dim, 1/math.Sqrt(float64(dim))))
+	o := r.times(p+"attn_output.weight", attend(q, *c, nil, 0, len(c.keys), heads, kv, dim, 1/math.Sqrt(float64(dim))))
 	if bias := r.values(p + "attn_output.bias"); bias != nil {
 		add(o, bias, 1)
 	}

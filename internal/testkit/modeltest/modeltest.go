@@ -26,7 +26,7 @@ import (
 )
 
 // Plain are architectures without a golden file: made-up models of these shapes are compared with Reference.
-var Plain = []string{"tiny-llama", "tiny-qwen2", "tiny-qwen3moe"}
+var Plain = []string{"tiny-llama", "tiny-qwen2", "tiny-qwen3moe", "tiny-gpt-oss"}
 
 // Targets are the golden models, one per architecture.
 var Targets = []string{"qwen3", "qwen35", "qwen35moe", "qwen3next", "gemma4", "gemma4moe", "gemma4e"}

@@ -140,6 +140,7 @@ func (r *reference) axis(pair int) int {
 }
 
 func (r *reference) gemma() bool { return r.arch == "gemma4" }
+func (r *reference) oss() bool   { return r.arch == "gpt-oss" }
 
 // hybrid architectures have layers without attention.
 func (r *reference) hybrid() bool {
@@ -368,7 +369,7 @@ func (r *reference) layer(il, layers int, xs [][]float64) {
 		}
 		add(x, hs[i], 1)
 		norm := "ffn_norm.weight"
-		if r.hybrid() {
+		if r.hybrid() || r.oss() {
 			norm = "post_attention_norm.weight"
 		}
 		add(x, r.feed(p, r.norm(p+norm, x)), 1)
@@ -419,6 +420,16 @@ func (r *reference) attention(il, layers int, hs [][]float64) (out [][]float64) 
 			window = int(r.key("attention.sliding_window"))
 			dim = int(r.or("attention.key_length_swa", float64(dim)))
 			t = rotation{dims: int(r.or("rope.dimension_count_swa", float64(dim))), base: r.or("rope.freq_base_swa", 10000)}
+		}
+	}
+	if r.oss() {
+		slides, ok := r.says("attention.sliding_window_pattern", il)
+		if !ok {
+			slides = il%2 == 0
+		}
+		if slides {
+			window = int(r.key("attention.sliding_window"))
+			t.base = r.or("rope.freq_base_swa", t.base)
 		}
 	}
 	if t.dims == 0 {
@@ -479,7 +490,7 @@ func (r *reference) attention(il, layers int, hs [][]float64) (out [][]float64) 
 				to = p.At + p.W*p.H
 			}
 		}
-		o := attend(q, r.kept[owner], from, to, heads, kv, dim, by)
+		o := attend(q, r.kept[owner], r.values(p+"attn_sinks.weight"), from, to, heads, kv, dim, by)
 		for i, g := range gate {
 			o[i] *= sigmoid(g)
 		}
@@ -492,8 +503,9 @@ func (r *reference) attention(il, layers int, hs [][]float64) (out [][]float64) 
 	return out
 }
 
-// attend is softmax attention of the heads of one position over some positions.
-func attend(q []float64, c kept, from, to, heads, kv, dim int, by float64) []float64 {
+// attend is softmax attention of the heads of one position over some positions. A sink, if there are any, is one more
+// logit of its head, without a value.
+func attend(q []float64, c kept, sinks []float64, from, to, heads, kv, dim int, by float64) []float64 {
 	out := make([]float64, heads*dim)
 	for head := range heads {
 		at, sum, top := head/(heads/kv)*dim, 0.0, math.Inf(-1)
@@ -503,6 +515,10 @@ func attend(q []float64, c kept, from, to, heads, kv, dim int, by float64) []flo
 				weights[i] += by * q[head*dim+d] * c.keys[i][at+d]
 			}
 			top = max(top, weights[i])
+		}
+		if sinks != nil {
+			top = max(top, sinks[head])
+			sum = math.Exp(sinks[head] - top)
 		}
 		for i := from; i < to; i++ {
 			weights[i] = math.Exp(weights[i] - top)
@@ -604,6 +620,18 @@ func (r *reference) deltaInputs(p string, h []float64, kHeads, vHeads, dim int) 
 	return u, z, r.times(p+"ssm_alpha.weight", h), r.times(p+"ssm_beta.weight", h)
 }
 
+// clamped is the expert of gpt-oss: biases everywhere, bounded factors.
+func clamped(gate, up, down, gateBias, upBias, downBias, h []float64) []float64 {
+	g, u := product(gate, h), product(up, h)
+	for i := range g {
+		a, b := min(g[i]+gateBias[i], 7), max(-7, min(u[i]+upBias[i], 7))
+		g[i] = a * sigmoid(1.702*a) * (b + 1)
+	}
+	y := product(down, g)
+	add(y, downBias, 1)
+	return y
+}
+
 // gated is down(act(gate h) * (up h)).
 func gated(gate, up, down, h []float64, act func(float64) float64) []float64 {
 	g, u := product(gate, h), product(up, h)
@@ -623,6 +651,9 @@ func (r *reference) dense(p, suffix string, h []float64, act func(float64) float
 func (r *reference) feed(p string, h []float64) []float64 {
 	if r.f.Tensor(p+"ffn_gate_inp.weight") == nil {
 		return r.dense(p, "", h, silu)
+	}
+	if r.oss() {
+		return r.experts(p, h, h, nil)
 	}
 	y := r.experts(p, h, h, silu)
 	if w := r.values(p + "ffn_gate_inp_shexp.weight"); w != nil {
@@ -648,6 +679,9 @@ func (r *reference) feedGemma(p string, x []float64) []float64 {
 // experts is the sum of the most probable experts weighted by their probabilities among each other.
 func (r *reference) experts(p string, h, router []float64, act func(float64) float64) []float64 {
 	scores := r.times(p+"ffn_gate_inp.weight", router)
+	if bias := r.values(p + "ffn_gate_inp.bias"); bias != nil {
+		add(scores, bias, 1)
+	}
 	order := make([]int, len(scores))
 	for i := range order {
 		order[i] = i
@@ -678,6 +712,19 @@ func (r *reference) experts(p string, h, router []float64, act func(float64) flo
 			w *= s[e]
 		}
 		down := part("ffn_down_exps.weight", e)
+		if r.oss() {
+			halves := func(end string) (gate, up []float64) {
+				if r.f.Tensor(p+"ffn_gate_up_exps.weight") == nil {
+					return part("ffn_gate_exps"+end, e), part("ffn_up_exps"+end, e)
+				}
+				both := part("ffn_gate_up_exps"+end, e)
+				return both[:len(both)/2], both[len(both)/2:]
+			}
+			gate, up := halves(".weight")
+			gateBias, upBias := halves(".bias")
+			add(y, clamped(gate, up, down, gateBias, upBias, part("ffn_down_exps.bias", e), h), w)
+			continue
+		}
 		if r.f.Tensor(p+"ffn_gate_up_exps.weight") != nil {
 			both := part("ffn_gate_up_exps.weight", e)
 			add(y, gated(both[:len(both)/2], both[len(both)/2:], down, h, act), w)

@@ -35,6 +35,10 @@ template <bool A, bool B, class F> DEV void elements(const ElemArgs& p, F f) {
       *d = f(r, c, A ? in1(p.a, r, c) : 0.f, B ? in1(p.b, r, c) : 0.f, d);
   }
 }
+// backend.ClampedSwiGLU. NaN stays NaN.
+DEV float clamped_swiglu(float gate, float up) {
+  return fmul(quick_gelu(gate > 7.f ? 7.f : gate), fadd(up < -7.f ? -7.f : up > 7.f ? 7.f : up, 1.f));
+}
 #define ELEMENTS(name, A, B, expr)                                                                              \
   KERNEL(name, ElemArgs, p, 256, 1) {                                                                           \
     elements<A, B>(p, [&](int r, int c, float a, float b, float* d) __attribute__((always_inline)) {            \
@@ -45,11 +49,13 @@ template <bool A, bool B, class F> DEV void elements(const ElemArgs& p, F f) {
 ELEMENTS(small_copy, true, false, a) // also: adds the pieces of a product
 ELEMENTS(small_add, true, true, fadd(a, b))
 ELEMENTS(small_bias, true, false, fadd(a, p.w[c]))
+ELEMENTS(small_expert_bias, true, false, fadd(a, p.w[(u64)p.index[r] * p.cols + c])) // one row of w for an expert
 ELEMENTS(small_scale, true, false, fmul(a, p.s))
 ELEMENTS(small_silu, true, true, fmul(silu(a), b))
 ELEMENTS(small_gelu, true, true, fmul(gelu(a), b))
 ELEMENTS(small_erf, true, true, fmul(gelu_erf(a), b))
 ELEMENTS(small_quick, true, true, fmul(quick_gelu(a), b))
+ELEMENTS(small_clamped, true, true, clamped_swiglu(a, b))
 ELEMENTS(small_only_silu, true, false, silu(a))
 ELEMENTS(small_only_gelu, true, false, gelu(a))
 ELEMENTS(small_only_erf, true, false, gelu_erf(a))

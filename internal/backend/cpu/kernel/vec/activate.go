@@ -54,6 +54,21 @@ func quickGelu(dst, gate, up []float32) {
 	f.scaleMul(dst, *b, up, 1)
 }
 
+// swigluLimit bounds what [ClampedSwiGLU] multiplies.
+const swigluLimit = 7
+
+// ClampedSwiGLU stores the product of two factors in dst: the GELU of the gate, as [QuickGelu] has it, and 1 + up. The
+// gate counts up to 7, and up from -7 to 7.
+func ClampedSwiGLU(dst, gate, up []float32) {
+	g, u := getScratch(len(dst)), getScratch(len(dst))
+	defer scratch.Put(g)
+	defer scratch.Put(u)
+	Clamp(*g, gate, float32(math.Inf(-1)), swigluLimit)
+	Clamp(*u, up, -swigluLimit, swigluLimit)
+	ops().add(*u, *u, onesOf(len(dst)))
+	quickGelu(dst, *g, *u)
+}
+
 // Clamp stores x bounded to [least, most] in dst. NaN stays NaN.
 func Clamp(dst, x []float32, least, most float32) {
 	for i, v := range x[:len(dst)] {
