@@ -181,7 +181,7 @@ var modules = []struct {
 	why    string
 }{
 	{"github.com/spf13/cobra", []string{"cmd"}, "the command line belongs to commands"},
-	{"github.com/BurntSushi/toml", []string{"cmd"}, "files of settings are read by commands"},
+	{"github.com/BurntSushi/toml", []string{"cmd", "hub"}, "settings are read by commands; names of models are a table"},
 	{"go.yaml.in/yaml/v3", []string{"convert"}, "model cards are YAML"},
 	{"github.com/spf13/pflag", []string{"cmd"}, "the command line belongs to commands"},
 	{"charm.land/", []string{"cmd"}, "terminal drawing belongs to commands"},

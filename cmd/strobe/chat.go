@@ -6,7 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"strobe"
+	"strobe/internal/dialog"
 	"strobe/internal/engine"
 )
 
@@ -68,7 +68,7 @@ func runChat(cmd *cobra.Command, opt *chatOptions) error {
 		return err
 	}
 	// The loop of the engine owns the model from here on.
-	s := strobe.New(m, engine.Config{Parallel: 1, Context: opt.ctx, Chunk: cmp.Or(opt.ubatch, m.Chunk())})
+	s := dialog.New(m, engine.Config{Parallel: 1, Context: opt.ctx, Chunk: cmp.Or(opt.ubatch, m.Chunk())})
 	defer s.Close()
 
 	t, err := newTalk(s, cmd, opt)

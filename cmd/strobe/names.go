@@ -1,7 +1,6 @@
 package main
 
 import (
-	_ "embed"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,7 +10,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/BurntSushi/toml"
 	"github.com/spf13/cobra"
 
 	"strobe/internal/engine"
@@ -19,27 +17,17 @@ import (
 	"strobe/internal/hub"
 )
 
-//go:embed models.toml
-var builtinNames string
-
-// namedModel is a table of models.toml.
-type namedModel struct {
-	Model    string
-	Drafters []string // the first one that can be had is used
-	Size     float64  // of the model, in gigabytes
-}
-
-// knownModels are the names of models.toml and of the user's file of that name.
-func knownModels() (map[string]namedModel, error) {
-	known := map[string]namedModel{}
-	if _, err := toml.Decode(builtinNames, &known); err != nil {
-		return nil, fmt.Errorf("models.toml: %w", err)
+// knownModels are the built-in names and those of the user's file models.toml.
+func knownModels() (map[string]hub.Named, error) {
+	known, err := hub.Known()
+	if err != nil {
+		return nil, err
 	}
 	dir, err := configDir()
 	if err != nil {
 		return known, nil
 	}
-	own, file := map[string]namedModel{}, filepath.Join(dir, "models.toml")
+	own, file := map[string]hub.Named{}, filepath.Join(dir, "models.toml")
 	meta, err := decodeTOML(file, &own)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
