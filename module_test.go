@@ -26,8 +26,8 @@ func TestOtherModule(t *testing.T) {
 	}
 	name, requirements, _ := strings.Cut(string(read(t, "go.mod")), "\n")
 	library := strings.TrimPrefix(name, "module ")
-	mod := "module example.org/program\n" + requirements + "\nrequire " + library + " v0.0.0\n\nreplace " + library + " => " +
-		strconv.Quote(here) + "\n"
+	mod := "module example.org/program\n" + requirements + "\nrequire " + library + " v0.0.0\n\nreplace " + library +
+		" => " + strconv.Quote(here) + "\n"
 	for file, text := range map[string]string{"go.mod": mod, "go.sum": string(read(t, "go.sum")),
 		"main.go": string(read(t, "testdata/program/main.go"))} {
 		if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o666); err != nil {

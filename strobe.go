@@ -85,7 +85,7 @@ type Model struct {
 }
 
 // Open opens a model. Its name is a GGUF file, a short name that "strobe list --known" shows (qwen3.5-4b, or
-// qwen3.5-4b:Q8_0 for another type), or a file of the Hugging Face hub (OWNER/REPO, OWNER/REPO:FILE or OWNER/REPO:TYPE).
+// qwen3.5-4b:Q8_0 for another type), or a file of the Hugging Face hub (OWNER/REPO, OWNER/REPO:FILE, OWNER/REPO:TYPE).
 // What is not on this machine is downloaded into the hub's usual cache (HF_HOME, HF_TOKEN and HF_ENDPOINT have their
 // effect); a short name brings its drafter.
 //
