@@ -1,7 +1,7 @@
 // Package strobe runs language models on this machine and drafts ahead where that is faster, without changing a
 // token of what the model says.
 //
-//	m, err := strobe.Open("model.gguf", strobe.Options{})
+//	m, err := strobe.Open(ctx, "qwen3.5-4b", strobe.Options{})
 //	if err != nil {
 //		return err
 //	}
@@ -11,142 +11,243 @@
 //	if err != nil {
 //		return err
 //	}
-//	err = answer.Wait(func(p strobe.Piece) error {
-//		_, err := fmt.Print(p.Text)
-//		return err
-//	})
+//	for piece, err := range answer.Pieces() {
+//		if err != nil {
+//			return err
+//		}
+//		fmt.Print(piece.Text)
+//	}
 //
 // A drafter that lies beside the model is found by itself; without one, repetitions in prompt and answer are used.
 // A Model may be used by any number of goroutines: answers run together in shared batches, and what
 // runs beside an answer has no influence on it. Beginnings that prompts share are computed once.
 //
 // Control tokens belong to the chat template. A message that spells one gets its characters, not its effect.
+//
+// Errors that programs tell apart are variables and types of this package, for errors.Is and errors.As. A nil or a
+// closed *Model and a nil context give an error; nothing here panics because of its arguments.
 package strobe
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
-	"io"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
 
 	"strobe/internal/chat"
-	"strobe/internal/chat/parse"
 	"strobe/internal/dialog"
 	"strobe/internal/engine"
 	"strobe/internal/gguf"
 	"strobe/internal/sample"
+	"strobe/internal/sample/grammar"
 	"strobe/internal/speculate"
+	"strobe/internal/tokenizer"
 )
-
-// What the packages below call these things.
-type (
-	// Message is a turn of a conversation in the shape of the OpenAI API: a Role (system, user, assistant, tool), a
-	// Content (a string is enough, a []Part has images), and for the assistant perhaps Reasoning and ToolCalls.
-	Message = chat.Message
-	// Part is a piece of a message: Text or Image make one.
-	Part = chat.Part
-	// Sampling says how tokens are chosen. The zero value always takes the most likely one.
-	Sampling = sample.Params
-	// Drafting says who drafts and how. The zero value lets a controller decide by measured speed.
-	Drafting = speculate.Options
-	// Result is how an answer ended: the reason, counts, times and statistics of drafting.
-	Result = engine.Result
-	// ToolCall is a function the model wants called.
-	ToolCall = chat.ToolCall
-	// Tool describes a function the model may ask for: a JSON object in OpenAI's shape.
-	Tool = json.RawMessage
-)
-
-// Who drafts, for Drafting.Draft: one of these, or the name of a source ("dflash", "eagle3", "mtp", "ngram").
-const (
-	DraftAuto = speculate.Auto // whatever pays
-	DraftOff  = speculate.Off
-)
-
-// Text is a piece of a message that also has images.
-func Text(s string) Part { return Part{Type: "text", Text: s} }
-
-// Image is an image of a message: the bytes of a PNG, JPEG, GIF, WebP or BMP file. The model needs an image encoder.
-func Image(file []byte) Part { return dialog.ImagePart(file) }
 
 // Options says how to open a model. The zero value works.
 type Options struct {
-	Drafter    string // file of the drafter; "" looks beside the model, "none" uses none
-	Vision     string // file of the image encoder (mmproj), likewise
-	ImageRows  int    // tokens an image may have; 0 means what suits the model and the device
-	Threads    int    // CPU threads; 0 means all cores
-	Device     string // cpu, cuda:0, or several GPUs: cuda:0,cuda:1; "" takes GPUs that have room, or the processor
-	KV         string // type of cached keys and values: f16 (""), f32, q8_0, q4_1, q4_0, turbo4 or turbo3
-	KVKey      string // of keys, if another one
-	KVValue    string // of values, if another one
-	KVDraft    string // of the drafter's keys and values; f16 ("") or one of the others
-	Context    int    // most tokens of a prompt with its answer; 0 means what the model was trained for
-	Parallel   int    // answers that run together, others wait; 0 means 4
-	CacheBytes int64  // memory for beginnings of prompts; 0 means a part of what is free, negative none
+	Drafter     string // the drafter, named as the model is; "" takes the model's own, "none" uses none
+	Vision      string // file of the image encoder (mmproj); "" looks beside the model, "none" uses none
+	ImageTokens int    // tokens an image may have; 0 means what suits the model and the device
+	Threads     int    // CPU threads; 0 means all cores
+	Device      string // cpu, cuda:0, or several GPUs: cuda:0,cuda:1; "" takes GPUs that have room, or the processor
+	KV          string // type of cached keys and values: f16 (""), f32, q8_0, q4_1, q4_0, turbo4 or turbo3
+	KVKey       string // of keys, if another one
+	KVValue     string // of values, if another one
+	KVDraft     string // of the drafter's keys and values; f16 ("") or one of the others
+	Context     int    // most tokens of a prompt with its answer; 0 means what the model was trained for
+	Parallel    int    // answers that run together, others wait; 0 means 4
+	CacheBytes  int64  // memory for beginnings of prompts; 0 means a part of what is free, negative none
+
+	// Offline uses files of this machine only, also for names.
+	Offline bool
+	// Progress is called while a file is downloaded and while a GPU gets the weights, one call at a time and none after
+	// Open has returned. nil is silence.
+	Progress func(Progress)
+}
+
+// Progress is how far Open is.
+type Progress struct {
+	Stage       string // "download" or "load"
+	File        string // that is downloaded
+	Done, Total int64  // bytes
 }
 
 // Model is an open model. Its methods may be called from any goroutine.
 type Model struct {
-	engine *engine.Engine
-	format *dialog.Format
+	dialog *dialog.Model
+	vocab  func() *grammar.Vocab // what formats may write
 }
 
-// Open opens the model in a GGUF file.
-func Open(path string, opt Options) (*Model, error) {
-	m, err := engine.Load(path, opt.load())
+// Open opens a model. Its name is a GGUF file, a short name that "strobe list --known" shows (qwen3.5-4b, or
+// qwen3.5-4b:Q8_0 for another type), or a file of the Hugging Face hub (OWNER/REPO, OWNER/REPO:FILE, OWNER/REPO:TYPE).
+// What is not on this machine is downloaded into the hub's usual cache (HF_HOME, HF_TOKEN and HF_ENDPOINT have their
+// effect); a short name brings its drafter.
+//
+// When ctx ends, Open returns its error. A model that was being loaded then is closed as soon as that is possible.
+func Open(ctx context.Context, name string, opt Options) (*Model, error) {
+	if ctx == nil {
+		return nil, errNilContext
+	}
+	report := &reporter{to: opt.Progress}
+	defer report.end()
+	path, drafter, err := fetch(ctx, name, &opt, report)
 	if err != nil {
+		return nil, public(err)
+	}
+	return load(ctx, &opt, func() (*engine.Model, error) {
+		o := opt.load(report)
+		o.Drafter = drafter
+		return engine.Load(path, o)
+	})
+}
+
+// OpenBytes opens a model from GGUF files in memory, such as embedded ones. The drafter may be nil; Options.Drafter is
+// not used. The bytes must not be changed while the model is open.
+func OpenBytes(ctx context.Context, target, drafter []byte, opt Options) (*Model, error) {
+	if ctx == nil {
+		return nil, errNilContext
+	}
+	report := &reporter{to: opt.Progress}
+	defer report.end()
+	return load(ctx, &opt, func() (*engine.Model, error) {
+		var src engine.Source
+		var err error
+		if src.Target, err = gguf.Parse("the model in memory", target); err != nil {
+			return nil, err
+		}
+		if drafter != nil {
+			if src.Drafter, err = gguf.Parse("the drafter in memory", drafter); err != nil {
+				return nil, err
+			}
+		}
+		return engine.LoadFiles(src, opt.load(report))
+	})
+}
+
+// load runs open, which nothing can interrupt, and leaves it when ctx ends.
+func load(ctx context.Context, opt *Options, open func() (*engine.Model, error)) (*Model, error) {
+	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	return New(m, opt.config()), nil
-}
-
-// OpenFiles opens a model from files that are open already, such as those of the package models. They belong to
-// the model from then on, also after an error. The drafter may be nil; Options.Drafter is not used.
-func OpenFiles(target, drafter *gguf.File, opt Options) (*Model, error) {
-	m, err := engine.LoadFiles(engine.Source{Target: target, Drafter: drafter}, opt.load())
-	if err != nil {
-		return nil, err
+	type opened struct {
+		m   *engine.Model
+		err error
 	}
-	return New(m, opt.config()), nil
-}
-
-func (o *Options) load() engine.Options {
-	return engine.Options{
-		Threads: o.Threads,
-		Device:  o.Device,
-		KV:      o.KV,
-		KVKey:   o.KVKey,
-		KVValue: o.KVValue,
-		KVDraft: o.KVDraft,
-		Drafter: o.Drafter,
-
-		Vision:    o.Vision,
-		ImageRows: o.ImageRows,
+	done := make(chan opened, 1)
+	go func() {
+		m, err := open()
+		done <- opened{m, err}
+	}()
+	select {
+	case o := <-done:
+		if o.err != nil {
+			return nil, public(o.err)
+		}
+		return newModel(o.m, opt), nil
+	case <-ctx.Done():
+		go func() {
+			if o := <-done; o.err == nil {
+				o.m.Close()
+			}
+		}()
+		return nil, ctx.Err()
 	}
 }
 
-func (o *Options) config() engine.Config {
-	return engine.Config{Context: o.Context, Parallel: o.Parallel, CacheBytes: o.CacheBytes}
+func newModel(m *engine.Model, opt *Options) *Model {
+	cfg := engine.Config{Context: opt.Context, Parallel: opt.Parallel, CacheBytes: opt.CacheBytes}
+	return &Model{dialog: dialog.New(m, cfg), vocab: sync.OnceValue(func() *grammar.Vocab {
+		pieces := make([][]byte, m.Tokenizer.Size())
+		for id := range pieces {
+			pieces[id] = m.Tokenizer.Piece(int32(id), false)
+		}
+		return grammar.NewVocab(pieces, m.Tokenizer.EOG())
+	})}
 }
 
-// New is for programs that load a model themselves. It belongs to the Model from then on.
-func New(m *engine.Model, cfg engine.Config) *Model {
-	return &Model{engine: engine.New(m, cfg), format: dialog.For(m)}
+func (o *Options) load(report *reporter) engine.Options {
+	opt := engine.Options{Threads: o.Threads, Device: o.Device, KV: o.KV, KVKey: o.KVKey, KVValue: o.KVValue,
+		KVDraft: o.KVDraft, Vision: o.Vision, ImageRows: o.ImageTokens}
+	opt.Progress = func(done, total int) {
+		report.say(Progress{Stage: "load", Done: int64(done), Total: int64(total)})
+	}
+	return opt
+}
+
+// reporter passes progress on until Open returns: what loads a model may go on longer than that.
+type reporter struct {
+	to    func(Progress)
+	mu    sync.Mutex
+	ended bool
+}
+
+func (r *reporter) say(p Progress) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.to != nil && !r.ended {
+		r.to(p)
+	}
+}
+
+func (r *reporter) end() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ended = true
 }
 
 // Close ends answers in progress and gives everything back. It may be called more than once.
 func (m *Model) Close() error {
-	ended, end := context.WithCancel(context.Background())
-	end() // nobody has to wait for what nobody will read
-	return m.engine.Close(ended)
+	if m == nil || m.dialog == nil {
+		return nil
+	}
+	return m.dialog.Close()
 }
 
-// Engine returns what runs the model, for programs that need more than this package offers.
-func (m *Model) Engine() *engine.Engine { return m.engine }
+// usable says why a call cannot be served.
+func (m *Model) usable(ctx context.Context) error {
+	switch {
+	case m == nil || m.dialog == nil:
+		return ErrClosed
+	case ctx == nil:
+		return errNilContext
+	}
+	return nil
+}
 
-// Format returns how the model converses.
-func (m *Model) Format() *dialog.Format { return m.format }
+// Info describes a model.
+type Info struct {
+	Path    string // of its file
+	Drafter string // file of its drafter; "" for none, or for one inside the model's file
+	Device  string // what runs it
+	Context int    // most tokens of a prompt with its answer
+	Vocab   int    // tokens it knows
+	Hidden  int    // length of an embedding
+
+	Chats  bool // its file has a chat template
+	Tools  bool // the template describes tools
+	Images bool // it reads images
+}
+
+// Info describes the model; the zero value for one that is nil.
+func (m *Model) Info() Info {
+	if m == nil || m.dialog == nil {
+		return Info{}
+	}
+	e := m.dialog.Engine()
+	of := e.Model()
+	info := Info{Path: of.Path, Drafter: of.DrafterPath, Device: of.Backend().Name(), Context: e.Config().Context,
+		Vocab: of.Tokenizer.Size(), Hidden: of.Target.Hidden, Chats: m.dialog.Format().Converses(), Images: of.Vision != nil}
+	if t, err := m.dialog.Format().Template(); err == nil {
+		info.Tools = t.Tools()
+	}
+	return info
+}
 
 // Settings of one answer. The zero value takes the most likely tokens until the model ends or the context is full.
 type Settings struct {
@@ -155,159 +256,262 @@ type Settings struct {
 	MaxTokens int      // 0 means as many as the context holds
 	Stops     []string // the text ends before any of these
 	IgnoreEnd bool     // go on when the model has ended its text
-	// Constraint limits the tokens that may come next; nil leaves them free. It belongs to this answer alone.
-	Constraint sample.Constraint
-	Tools      []Tool // for Chat, if the model's template can describe them
+	// Format is what the text has to fit: JSONSchema, JSON or Grammar. The zero value leaves it free. A model with a
+	// switch for reasoning does not reason then.
+	Format Format
+	// Tools are functions the model may ask for, if its template can describe them. Only Chat and Converse use them.
+	Tools []Tool
+	// Rounds is how often Converse lets the model call tools; 0 means 16.
+	Rounds int
 	// Thinking asks for reasoning before the answer, or for none, if the template has a switch; nil leaves it alone.
 	Thinking *bool
 	// Raw lets control tokens in the text of Complete be control tokens, for programs that write a whole prompt.
 	Raw bool
 }
 
-// Chat begins the answer to a conversation, through the model's chat template or, when its file has none, a plain one.
+// Sampling says how tokens are chosen. The zero value always takes the most likely one.
+type Sampling struct {
+	Temp     float32 // <= 0: the most likely token
+	TopK     int     // choose among the k most likely; 0: off
+	TopP     float32 // choose among the most likely tokens that reach this probability; 0 or 1: off
+	MinP     float32 // drop tokens less likely than this fraction of the best; 0: off
+	TypicalP float32 // locally typical sampling; 0 or 1: off
+
+	RepeatPenalty    float32 // divides positive, multiplies negative logits of seen tokens; 0 or 1: off
+	FrequencyPenalty float32 // subtracted once per occurrence; 0: off
+	PresencePenalty  float32 // subtracted if the token occurred; 0: off
+	RepeatLastN      int     // how many tokens these three look back; 0: 64, negative: all
+
+	LogitBias map[int32]float32 // added to logits, by token; negative infinity bans a token
+	Seed      uint64            // of the random numbers, also 0: the same seed gives the same text
+}
+
+func (s *Sampling) params() sample.Params {
+	return sample.Params{Temp: s.Temp, TopK: s.TopK, TopP: s.TopP, MinP: s.MinP, TypicalP: s.TypicalP,
+		RepeatPenalty: s.RepeatPenalty, FrequencyPenalty: s.FrequencyPenalty, PresencePenalty: s.PresencePenalty,
+		RepeatLastN: s.RepeatLastN, LogitBias: s.LogitBias, Seed: s.Seed}
+}
+
+// Drafting says what drafts and how. The zero value lets a controller decide by measured speed. No setting changes the
+// text.
+type Drafting struct {
+	Draft string // DraftAuto, DraftOff, or the name of a source: dflash, eagle3, mtp or ngram
+	Max   int    // most tokens drafted at a time; 0 means what the source can do
+}
+
+// What drafts, for Drafting.Draft.
+const (
+	DraftAuto = speculate.Auto // whatever pays
+	DraftOff  = speculate.Off
+)
+
+// Chat begins the answer to a conversation, through the model's chat template or, when its file has none, a simple one.
 // It does not wait for the answer, which ends early when ctx does.
 func (m *Model) Chat(ctx context.Context, messages []Message, set Settings) (*Answer, error) {
-	opt := dialog.Options{Tools: set.Tools, Thinking: set.Thinking, Done: ctx.Done()}
-	opt.Context = m.engine.Config().Context
-	p, err := m.format.Chat(messages, opt)
-	if err != nil {
-		return nil, cmp.Or(ctx.Err(), err) // a prompt nobody waits for fails because of that
+	if err := m.usable(ctx); err != nil {
+		return nil, err
 	}
-	return m.Answer(ctx, p, set)
+	p, err := m.prompt(ctx, messages, &set)
+	if err != nil {
+		return nil, public(cmp.Or(ctx.Err(), err))
+	}
+	if p.Thinking && set.Format.compile != nil {
+		return nil, &FieldError{"Settings.Format", "the model's chat template always begins with reasoning"}
+	}
+	return m.answer(ctx, p, &set)
 }
 
 // Complete begins the continuation of a text. It does not wait for it. It ends early when ctx does.
 func (m *Model) Complete(ctx context.Context, text string, set Settings) (*Answer, error) {
-	p, err := m.format.Text(text, set.Raw, ctx.Done())
-	if err != nil {
-		return nil, cmp.Or(ctx.Err(), err)
-	}
-	return m.Answer(ctx, p, set)
-}
-
-// Answer begins the answer to a prompt that Format made.
-func (m *Model) Answer(ctx context.Context, p *dialog.Prompt, set Settings) (*Answer, error) {
-	req := p.Request(engine.Request{Params: set.Sampling, Spec: set.Drafting, MaxTokens: set.MaxTokens, Stops: set.Stops,
-		IgnoreEOG: set.IgnoreEnd, Constraint: set.Constraint})
-	g, err := m.engine.Submit(ctx, req)
-	if err != nil {
+	if err := m.usable(ctx); err != nil {
 		return nil, err
 	}
-	return &Answer{ctx: ctx, generation: g, parser: p.Parser()}, nil
-}
-
-// Piece is a part of an answer as it comes.
-type Piece struct {
-	Text      string // whole characters
-	Reasoning bool   // it is not part of the answer's text
-	Drafted   bool   // it was drafted and accepted
-}
-
-// Answer is what a model says. One goroutine reads it, with Next or Wait; Stop may be called from any. Its text is
-// kept, so nobody has to be quick, and an answer that is not read ends by itself.
-type Answer struct {
-	ctx        context.Context
-	generation *engine.Generation
-	parser     *parse.Parser // nil: all text is the answer
-	said       parse.Collector
-	result     *Result
-}
-
-// Next waits for more of the answer. After the last piece it returns io.EOF, also when Stop ended it, or why the answer
-// failed; what was said until then stays.
-func (a *Answer) Next() ([]Piece, error) {
-	if a.result != nil {
-		return nil, a.end()
-	}
-	ev, err := a.generation.Next(context.Background()) // ends with the generation, and that with its own context
+	p, err := m.dialog.Format().Text(text, set.Raw, ctx.Done())
 	if err != nil {
-		return nil, err
+		return nil, public(cmp.Or(ctx.Err(), err))
 	}
-	var ps []Piece
-	for _, t := range ev.Tokens {
-		ps = a.take(ps, string(t.Text), t.Drafted)
-	}
-	ps = a.take(ps, string(ev.Rest()), false)
-	if a.result = ev.Result; a.result != nil && a.parser != nil {
-		ps = a.add(ps, a.parser.Close(), false)
-	}
-	return ps, nil
+	return m.answer(ctx, p, &set)
 }
 
-func (a *Answer) take(ps []Piece, text string, drafted bool) []Piece {
-	switch {
-	case text == "":
-		return ps
-	case a.parser == nil:
-		return a.add(ps, []parse.Event{{Kind: parse.Content, Text: text}}, drafted)
-	}
-	return a.add(ps, a.parser.Push(text), drafted)
-}
-
-func (a *Answer) add(ps []Piece, evs []parse.Event, drafted bool) []Piece {
-	a.said.Add(evs...)
-	for _, e := range evs {
-		if e.Kind == parse.Content || e.Kind == parse.Reasoning {
-			ps = append(ps, Piece{e.Text, e.Kind == parse.Reasoning, drafted})
+// prompt turns a conversation into what the model reads.
+func (m *Model) prompt(ctx context.Context, messages []Message, set *Settings) (*dialog.Prompt, error) {
+	turns := make([]chat.Message, len(messages))
+	for i := range messages {
+		var err error
+		if turns[i], err = messages[i].turn(fmt.Sprintf("messages[%d]", i)); err != nil {
+			return nil, err
+		}
+		if slices.ContainsFunc(messages[i].Parts, func(p Part) bool { return p.Image != nil }) &&
+			m.dialog.Engine().Model().Vision == nil {
+			return nil, fmt.Errorf("messages[%d]: %w", i, ErrNoImages)
 		}
 	}
-	return ps
-}
-
-// end is what Next says after the last piece. An answer that its reader stopped is no failure.
-func (a *Answer) end() error {
-	r := a.result
-	stopped := r.Err == context.Canceled && a.ctx.Err() == nil
-	if r.Reason == engine.ReasonError || r.Reason == engine.ReasonCancelled && !stopped {
-		return r.Err
+	opt := dialog.Options{Thinking: set.Thinking, Context: m.dialog.Engine().Config().Context, Done: ctx.Done()}
+	if set.Format.compile != nil {
+		if len(set.Tools) > 0 {
+			return nil, &FieldError{"Settings.Format", "an answer in a format has no room for calls of tools; ask without Tools"}
+		}
+		no := false
+		opt.Thinking = cmp.Or(set.Thinking, &no) // the format is that of the answer
 	}
-	return io.EOF
-}
-
-// Wait reads the answer to its end and calls show, which may be nil, with every piece. An error of show stops the
-// answer.
-func (a *Answer) Wait(show func(Piece) error) error {
-	for {
-		ps, err := a.Next()
-		for _, p := range ps {
-			if show == nil {
-				break
-			}
-			if err := show(p); err != nil {
-				a.Stop()
-				return err
-			}
-		}
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
+	if len(set.Tools) > 0 {
+		t, err := m.dialog.Format().Template()
 		if err != nil {
-			return err
+			return nil, err
+		}
+		if !t.Tools() {
+			return nil, &FieldError{"Settings.Tools", "the model's chat template does not describe tools"}
 		}
 	}
-}
-
-// Progress is how many tokens of the prompt were read, and how many it has. It may be called from any goroutine.
-func (a *Answer) Progress() (read, prompt int) {
-	s := a.generation.State()
-	return s.Processed, s.Prompt
-}
-
-// Stop ends the answer soon. It does not wait.
-func (a *Answer) Stop() { a.generation.Cancel() }
-
-// Text is the answer so far, without reasoning and tool calls.
-func (a *Answer) Text() string { return a.said.Result().Content }
-
-// Message is the answer so far as the next message of the conversation, with reasoning and tool calls.
-func (a *Answer) Message() Message {
-	r := a.said.Result()
-	m := Message{Role: "assistant", Content: r.Content, Reasoning: r.Reasoning}
-	for _, c := range r.Calls {
-		m.ToolCalls = append(m.ToolCalls, ToolCall{Name: c.Name, Arguments: json.RawMessage(c.Arguments)})
+	for i := range set.Tools {
+		tool, err := set.Tools[i].describe(fmt.Sprintf("Settings.Tools[%d]", i))
+		if err != nil {
+			return nil, err
+		}
+		opt.Tools = append(opt.Tools, tool)
 	}
-	return m
+	return m.dialog.Format().Chat(turns, opt)
 }
 
-// Result is how the answer ended, nil before it has.
-func (a *Answer) Result() *Result { return a.result }
+func (m *Model) answer(ctx context.Context, p *dialog.Prompt, set *Settings) (*Answer, error) {
+	spec := speculate.Options{Draft: set.Drafting.Draft, Max: set.Drafting.Max}
+	if err := m.dialog.Engine().Model().Runner.Check(spec.Draft); err != nil {
+		return nil, &FieldError{"Settings.Drafting.Draft", err.Error()}
+	}
+	how := dialog.Settings{Sampling: set.Sampling.params(), Drafting: spec, MaxTokens: set.MaxTokens, Stops: set.Stops,
+		IgnoreEnd: set.IgnoreEnd}
+	if set.Format.compile != nil {
+		g, err := set.Format.compile()
+		if err != nil {
+			return nil, public(err)
+		}
+		how.Constraint = g.NewMatcher(m.vocab())
+	}
+	a, err := m.dialog.Answer(ctx, p, how)
+	if err != nil {
+		return nil, public(err)
+	}
+	return &Answer{of: a}, nil
+}
+
+// Embed returns the model's summary of each text: its last hidden state, scaled to length 1.
+func (m *Model) Embed(ctx context.Context, texts ...string) ([][]float32, error) {
+	if err := m.usable(ctx); err != nil {
+		return nil, err
+	}
+	all := make([][]float32, len(texts))
+	for i, text := range texts {
+		p, err := m.dialog.Format().Text(text, false, ctx.Done())
+		if err != nil {
+			return nil, public(cmp.Or(ctx.Err(), err))
+		}
+		v, err := m.dialog.Engine().Embed(ctx, p.Tokens)
+		if err != nil {
+			return nil, fmt.Errorf("texts[%d]: %w", i, public(err))
+		}
+		var sum float64
+		for _, x := range v {
+			sum += float64(x) * float64(x)
+		}
+		if !(sum > 0) || math.IsInf(sum, 1) {
+			return nil, fmt.Errorf("texts[%d]: %w", i, ErrNotFinite)
+		}
+		for j := range v {
+			v[j] = float32(float64(v[j]) / math.Sqrt(sum))
+		}
+		all[i] = v
+	}
+	return all, nil
+}
+
+// Tokenize turns a text into the model's tokens, without those that only templates write.
+func (m *Model) Tokenize(text string) ([]int32, error) {
+	if err := m.usable(context.Background()); err != nil {
+		return nil, err
+	}
+	return m.dialog.Engine().Model().Tokenizer.Encode(text, tokenizer.EncodeOptions{}), nil
+}
+
+// Detokenize turns tokens into text, control tokens included. Tokens the model does not have are an error.
+func (m *Model) Detokenize(tokens []int32) (string, error) {
+	if err := m.usable(context.Background()); err != nil {
+		return "", err
+	}
+	tok := m.dialog.Engine().Model().Tokenizer
+	var text bytes.Buffer
+	for i, id := range tokens {
+		if id < 0 || int(id) >= tok.Size() {
+			return "", &FieldError{fmt.Sprintf("tokens[%d]", i), fmt.Sprintf("the model has no token %d", id)}
+		}
+		text.Write(tok.Piece(id, true))
+	}
+	return text.String(), nil
+}
+
+// CountTokens is how many tokens a conversation has as Chat would ask it: with the template, the tools and the images.
+func (m *Model) CountTokens(ctx context.Context, messages []Message, set Settings) (int, error) {
+	if err := m.usable(ctx); err != nil {
+		return 0, err
+	}
+	p, err := m.prompt(ctx, messages, &set)
+	if long := (*engine.ContextError)(nil); errors.As(err, &long) && long.Prompt > 0 {
+		return long.Prompt, nil // a program counts in order to cut
+	}
+	if err != nil {
+		return 0, public(cmp.Or(ctx.Err(), err))
+	}
+	return len(p.Tokens), nil
+}
+
+// Message is a turn of a conversation.
+type Message struct {
+	Role    string `json:"role"`              // system, user, assistant or tool
+	Content string `json:"content,omitempty"` // its text
+	Parts   []Part `json:"parts,omitempty"`   // in place of Content: text and images
+
+	Reasoning  string     `json:"reasoning,omitempty"`    // of the assistant, before its text
+	ToolCalls  []ToolCall `json:"tool_calls,omitempty"`   // of the assistant
+	ToolCallID string     `json:"tool_call_id,omitempty"` // of a tool: the call that the text answers
+	Name       string     `json:"name,omitempty"`         // of a tool: the function
+}
+
+// Part is a piece of a message: a text or an image.
+type Part struct {
+	Text  string `json:"text,omitempty"`
+	Image []byte `json:"image,omitempty"` // a PNG, JPEG, GIF, WebP or BMP file. The model needs an image encoder
+}
+
+// turn is the message as the template reads it; at is its place, for errors.
+func (m *Message) turn(at string) (chat.Message, error) {
+	out := chat.Message{Role: m.Role, Content: m.Content, Reasoning: m.Reasoning, ToolCallID: m.ToolCallID, Name: m.Name}
+	if m.Role == "" {
+		return out, &FieldError{at + ".Role", "is missing; want system, user, assistant or tool"}
+	}
+	if len(m.Parts) > 0 {
+		if m.Content != "" {
+			return out, &FieldError{at, "has both Content and Parts"}
+		}
+		parts := make([]chat.Part, len(m.Parts))
+		for i, p := range m.Parts {
+			switch {
+			case p.Image == nil:
+				parts[i] = chat.Part{Type: "text", Text: p.Text}
+			case p.Text != "":
+				return out, &FieldError{fmt.Sprintf("%s.Parts[%d]", at, i), "has both Text and Image"}
+			default:
+				parts[i] = dialog.ImagePart(p.Image)
+			}
+		}
+		out.Content = parts
+	}
+	for i, c := range m.ToolCalls {
+		if len(c.Arguments) == 0 {
+			c.Arguments = json.RawMessage("{}")
+		}
+		if !json.Valid(c.Arguments) {
+			return out, &FieldError{fmt.Sprintf("%s.ToolCalls[%d].Arguments", at, i), "are not JSON"}
+		}
+		out.ToolCalls = append(out.ToolCalls, chat.ToolCall{ID: c.ID, Name: c.Name, Arguments: c.Arguments})
+	}
+	return out, nil
+}

@@ -9,16 +9,19 @@ import (
 )
 
 //go:embed strobe-go-66m.gguf
-var target []byte
+var targetFile []byte
 
 //go:embed strobe-go-66m-dflash.gguf
-var drafter []byte
+var drafterFile []byte
 
-// Open returns the target and its drafter. They need no closing and stay valid forever.
+// Files are the GGUF files of the target and its drafter, for strobe.OpenBytes. They must not be changed.
+func Files() (target, drafter []byte, err error) { return targetFile, drafterFile, nil }
+
+// Open returns the target and its drafter, for the commands. They need no closing and stay valid forever.
 func Open() (t, d *gguf.File, err error) {
-	if t, err = gguf.Parse(Name, target); err != nil {
+	if t, err = gguf.Parse(Name, targetFile); err != nil {
 		return nil, nil, err
 	}
-	d, err = gguf.Parse(Name+"-dflash", drafter)
+	d, err = gguf.Parse(Name+"-dflash", drafterFile)
 	return t, d, err
 }

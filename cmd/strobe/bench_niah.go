@@ -6,7 +6,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"strobe"
 	"strobe/internal/bench"
 	"strobe/internal/chat"
 	"strobe/internal/dialog"
@@ -33,7 +32,7 @@ func (o *benchOptions) runNiah(cmd *cobra.Command) error {
 		c.Context = loaded.Target.Context * 3 / 4
 	}
 	c.Count = func(text string) int { return len(loaded.Tokenizer.Encode(text, tokenizer.EncodeOptions{})) }
-	m := strobe.New(loaded, engine.Config{Parallel: 1, Context: o.ctx, Chunk: loaded.Chunk()})
+	m := dialog.New(loaded, engine.Config{Parallel: 1, Context: o.ctx, Chunk: loaded.Chunk()})
 	defer m.Close()
 	spec, err := o.spec()
 	if err != nil {
@@ -48,7 +47,7 @@ func (o *benchOptions) runNiah(cmd *cobra.Command) error {
 		}
 		t.Score, t.Park = p.Shortened.Score-p.Shortened.Load, p.Shortened.Load
 		t.Select = time.Since(began) - p.Shortened.Score
-		a, err := m.Answer(ctx, p, strobe.Settings{MaxTokens: o.n, Drafting: spec})
+		a, err := m.Answer(ctx, p, dialog.Settings{MaxTokens: o.n, Drafting: spec})
 		if err != nil {
 			return t, "", err
 		}

@@ -6,7 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"strobe"
+	"strobe/internal/dialog"
 	"strobe/internal/engine"
 )
 
@@ -68,7 +68,7 @@ func runChat(cmd *cobra.Command, opt *chatOptions) error {
 		return err
 	}
 	// The loop of the engine owns the model from here on.
-	s := strobe.New(m, opt.config(m))
+	s := dialog.New(m, opt.config(m))
 	t, err := newTalk(s, cmd, opt)
 	if err != nil {
 		s.Close()

@@ -12,7 +12,7 @@ import (
 	"github.com/charmbracelet/x/ansi"
 	"github.com/spf13/cobra"
 
-	"strobe"
+	"strobe/internal/dialog"
 )
 
 // chatScreen talks in a terminal: an editor at the bottom, the conversation above it in the terminal's own
@@ -61,7 +61,7 @@ type screen struct {
 // What happens besides keys.
 type (
 	piecesMsg struct {
-		pieces []strobe.Piece
+		pieces []dialog.Piece
 		err    error
 	}
 	turnMsg struct {

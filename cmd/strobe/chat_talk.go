@@ -11,7 +11,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"strobe"
 	"strobe/internal/chat"
 	"strobe/internal/dialog"
 	"strobe/internal/engine"
@@ -21,7 +20,7 @@ import (
 
 // talk is a conversation with a model, apart from how it is shown.
 type talk struct {
-	*strobe.Model
+	*dialog.Model
 	opt   *chatOptions
 	flags *pflag.FlagSet
 	spec  speculate.Options
@@ -36,7 +35,7 @@ type talk struct {
 	context  int // tokens of the conversation after the last answer
 }
 
-func newTalk(m *strobe.Model, cmd *cobra.Command, opt *chatOptions) (*talk, error) {
+func newTalk(m *dialog.Model, cmd *cobra.Command, opt *chatOptions) (*talk, error) {
 	t := &talk{Model: m, opt: opt, flags: cmd.Flags(), system: opt.system}
 	var err error
 	if t.spec, err = opt.modelFlags.spec(); err != nil {
@@ -52,7 +51,7 @@ func newTalk(m *strobe.Model, cmd *cobra.Command, opt *chatOptions) (*talk, erro
 }
 
 // check reports what is wrong with a model's chat template, if it is to be used.
-func (t *talk) check(m *strobe.Model) error {
+func (t *talk) check(m *dialog.Model) error {
 	if t.opt.raw || !m.Format().Converses() {
 		return nil
 	}
@@ -68,7 +67,7 @@ func (t *talk) switchTo(name string) error {
 	if err != nil {
 		return err
 	}
-	next := strobe.New(m, t.opt.config(m))
+	next := dialog.New(m, t.opt.config(m))
 	if err := t.check(next); err != nil {
 		next.Close()
 		return err
@@ -86,7 +85,7 @@ func (t *talk) model() *engine.Model { return t.Engine().Model() }
 
 // turn is an answer in progress.
 type turn struct {
-	*strobe.Answer
+	*dialog.Answer
 	talk  *talk
 	ended bool
 }
@@ -136,7 +135,7 @@ func (t *talk) retry(ctx context.Context) (*turn, error) {
 }
 
 func (t *talk) begin(ctx context.Context) (*turn, error) {
-	set := strobe.Settings{Drafting: t.spec, MaxTokens: t.opt.n}
+	set := dialog.Settings{Drafting: t.spec, MaxTokens: t.opt.n}
 	if t.opt.n == 0 && t.continues() {
 		set.MaxTokens = continued
 	}
@@ -163,7 +162,7 @@ func (t *talk) all() []chat.Message {
 
 // next waits for more of the answer. After the last piece it returns io.EOF and the
 // conversation has the answer, also when it was stopped half-way.
-func (u *turn) next() ([]strobe.Piece, error) {
+func (u *turn) next() ([]dialog.Piece, error) {
 	ps, err := u.Next()
 	if r := u.Result(); r != nil && !u.ended {
 		u.ended = true

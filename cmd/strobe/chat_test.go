@@ -12,7 +12,7 @@ import (
 
 	tea "charm.land/bubbletea/v2"
 
-	"strobe"
+	"strobe/internal/dialog"
 	"strobe/internal/engine"
 	"strobe/internal/gguf"
 	"strobe/internal/testkit"
@@ -49,7 +49,7 @@ func newTestTalk(t *testing.T, path string, args ...string) *talk {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := strobe.New(m, engine.Config{Parallel: 1})
+	s := dialog.New(m, engine.Config{Parallel: 1})
 	t.Cleanup(func() { s.Close() })
 	tk, err := newTalk(s, cmd, &opt)
 	if err != nil {
@@ -59,12 +59,12 @@ func newTestTalk(t *testing.T, path string, args ...string) *talk {
 }
 
 // all reads an answer to its end.
-func all(t *testing.T, u *turn, err error) []strobe.Piece {
+func all(t *testing.T, u *turn, err error) []dialog.Piece {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
-	var ps []strobe.Piece
+	var ps []dialog.Piece
 	for {
 		p, err := u.next()
 		ps = append(ps, p...)
@@ -140,7 +140,7 @@ func TestStop(t *testing.T) {
 }
 
 func TestPaint(t *testing.T) {
-	p := strobe.Piece{Text: "a\tb\nc", Drafted: true}
+	p := dialog.Piece{Text: "a\tb\nc", Drafted: true}
 	if got := newPaint(false).piece(p, true); got != p.Text {
 		t.Errorf("without colours: %q", got)
 	}
@@ -151,7 +151,7 @@ func TestPaint(t *testing.T) {
 	if got := on.piece(p, true); got != "\x1b[32ma\tb\x1b[m\n\x1b[32mc\x1b[m" {
 		t.Errorf("drafts coloured: %q", got)
 	}
-	if got := on.piece(strobe.Piece{Text: "x", Reasoning: true}, true); got != "\x1b[2mx\x1b[m" {
+	if got := on.piece(dialog.Piece{Text: "x", Reasoning: true}, true); got != "\x1b[2mx\x1b[m" {
 		t.Errorf("Reasoning: %q", got)
 	}
 	if got := harmless("a\x1b[2Jb\u009bc\td\n"); got != "a\ufffd[2Jb\ufffdc    d\n" {

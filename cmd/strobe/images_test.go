@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"strobe"
 	"strobe/internal/chat"
 	"strobe/internal/testkit"
 	"strobe/internal/testkit/edit"
@@ -60,22 +59,5 @@ func TestRunImage(t *testing.T) {
 	all(t, u, err)
 	if parts, _ := tk.messages[0].Content.([]chat.Part); len(parts) != 2 || len(tk.images) != 0 || u.Result().Prompt < 20 {
 		t.Errorf("a message of %d parts, a prompt of %d tokens", len(parts), u.Result().Prompt)
-	}
-}
-
-// TestLibraryImage: a program shows a model an image.
-func TestLibraryImage(t *testing.T) {
-	m, err := strobe.Open(edit.Golden(t, "gemma4").WithImages(t), strobe.Options{Threads: 1, Device: "cpu", ImageRows: 20})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer m.Close()
-	a, err := m.Chat(t.Context(), []strobe.Message{{Role: "user", Content: []strobe.Part{
-		strobe.Image(testkit.PNG(t, 40, 33, 1)), strobe.Text("what is it?")}}}, strobe.Settings{MaxTokens: 4})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := a.Wait(nil); err != nil || a.Result().Generated != 4 || a.Result().Prompt < 20 {
-		t.Errorf("%+v: %v", a.Result(), err)
 	}
 }

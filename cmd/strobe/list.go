@@ -57,17 +57,17 @@ func listKnown(cmd *cobra.Command, asJSON bool) error {
 	here := thisMachine()
 	if asJSON {
 		type item struct {
-			namedModel
+			hub.Named
 			Memory float64 // gigabytes
 			Fits   string
 		}
 		items := map[string]item{}
 		for name, x := range known {
-			items[name] = item{x, x.memory(), here.fits(x.memory())}
+			items[name] = item{x, x.Memory(), here.fits(x.Memory())}
 		}
 		return json.NewEncoder(cmd.OutOrStdout()).Encode(items)
 	}
-	order := builtinOrder()
+	order := hub.Order()
 	for _, name := range slices.Sorted(maps.Keys(known)) { // the user's own
 		if !slices.Contains(order, name) {
 			order = append(order, name)
@@ -85,24 +85,11 @@ func listKnown(cmd *cobra.Command, asJSON bool) error {
 		}
 		size, memory := "", ""
 		if x.Size > 0 {
-			size, memory = fmt.Sprintf("%.1f GB", x.Size), fmt.Sprintf("%.0f GB", math.Ceil(x.memory()))
+			size, memory = fmt.Sprintf("%.1f GB", x.Size), fmt.Sprintf("%.0f GB", math.Ceil(x.Memory()))
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", name, size, memory, here.fits(x.memory()), x.Model, drafter)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", name, size, memory, here.fits(x.Memory()), x.Model, drafter)
 	}
 	return w.Flush()
-}
-
-// memory is about what a model takes while it runs with a few thousand tokens of context, in gigabytes; 0 if its size is
-// not known. A drafter of the usual type is a tenth of its model; a tenth and a gigabyte are for the rest. What "strobe
-// fit" says is exact, and needs the file.
-func (x namedModel) memory() float64 {
-	switch {
-	case x.Size == 0:
-		return 0
-	case len(x.Drafters) > 0:
-		return 1.2*x.Size + 1
-	}
-	return 1.1*x.Size + 1
 }
 
 // machine is the memory of this machine, in gigabytes.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	_ "embed"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,7 +10,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/BurntSushi/toml"
 	"github.com/spf13/cobra"
 
 	"strobe/internal/engine"
@@ -19,41 +17,17 @@ import (
 	"strobe/internal/hub"
 )
 
-//go:embed models.toml
-var builtinNames string
-
-// namedModel is a table of models.toml.
-type namedModel struct {
-	Model    string
-	Mirrors  []string // other repositories of it, in order, for when the first does not have it
-	Drafters []string // the first one that can be had is used
-	MTP      bool     // its file has a layer for multi-token prediction
-	Size     float64  // of the model, in gigabytes
-}
-
-// builtinOrder are the names of models.toml in its order: what is recommended first comes first.
-func builtinOrder() (names []string) {
-	var tables map[string]toml.Primitive
-	meta, _ := toml.Decode(builtinNames, &tables) // a test decodes it
-	for _, key := range meta.Keys() {
-		if len(key) == 1 {
-			names = append(names, key[0])
-		}
-	}
-	return names
-}
-
-// knownModels are the names of models.toml and of the user's file of that name.
-func knownModels() (map[string]namedModel, error) {
-	known := map[string]namedModel{}
-	if _, err := toml.Decode(builtinNames, &known); err != nil {
-		return nil, fmt.Errorf("models.toml: %w", err)
+// knownModels are the built-in names and those of the user's file models.toml.
+func knownModels() (map[string]hub.Named, error) {
+	known, err := hub.Known()
+	if err != nil {
+		return nil, err
 	}
 	dir, err := configDir()
 	if err != nil {
 		return known, nil
 	}
-	own, file := map[string]namedModel{}, filepath.Join(dir, "models.toml")
+	own, file := map[string]hub.Named{}, filepath.Join(dir, "models.toml")
 	meta, err := decodeTOML(file, &own)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):

@@ -283,13 +283,13 @@ func TestFits(t *testing.T) {
 			t.Errorf("%g GB on a GPU, %g GB beside it, %g GB needed: %q, want %q", c.gpu, c.ram, c.need, got, c.want)
 		}
 	}
-	if x := (namedModel{Size: 10}); x.memory() != 12 || (namedModel{}).memory() != 0 {
-		t.Errorf("10 GB take %g", x.memory())
+	if x := (hub.Named{Size: 10}); x.Memory() != 12 || (hub.Named{}).Memory() != 0 {
+		t.Errorf("10 GB take %g", x.Memory())
 	}
-	if x := (namedModel{Size: 10, Drafters: []string{"a/b"}}); x.memory() != 13 {
-		t.Errorf("10 GB with a drafter take %g", x.memory())
+	if x := (hub.Named{Size: 10, Drafters: []string{"a/b"}}); x.Memory() != 13 {
+		t.Errorf("10 GB with a drafter take %g", x.Memory())
 	}
-	if order := builtinOrder(); order[0] != "qwen3.8-27b" || len(order) < 20 {
+	if order := hub.Order(); order[0] != "qwen3.8-27b" || len(order) < 20 {
 		t.Errorf("the list begins with %v", order)
 	}
 }

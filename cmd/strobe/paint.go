@@ -5,7 +5,7 @@ import (
 
 	"charm.land/lipgloss/v2"
 
-	"strobe"
+	"strobe/internal/dialog"
 )
 
 // paint colours text, or leaves it alone. Colours are the terminal's own, so they fit its background.
@@ -45,7 +45,7 @@ func (p paint) strong(s string) string  { return p.styled(p.bold, s) }
 func (p paint) mark(s string) string    { return p.styled(p.mark_, s) }
 
 // piece colours a part of an answer.
-func (p paint) piece(x strobe.Piece, drafts bool) string {
+func (p paint) piece(x dialog.Piece, drafts bool) string {
 	switch {
 	case x.Reasoning:
 		return p.dim(x.Text)

@@ -29,7 +29,7 @@ func commands() []commandGroup {
 		{"Speed and health:", []*cobra.Command{newBenchCmd(), newDevicesCmd(), newFitCmd(), newCheckCmd()}},
 		{"Model files:", []*cobra.Command{newInspectCmd(), newConvertCmd(), newQuantizeCmd(), newSynthCmd()}},
 		{"To look inside:", []*cobra.Command{newTokenizeCmd(), newDetokenizeCmd(), newLogitsCmd(), newPflashCmd()}},
-		{"Others:", []*cobra.Command{newConfigCmd(), newVersionCmd()}},
+		{"Others:", []*cobra.Command{newConfigCmd(), newVersionCmd(), newLicensesCmd(), newManCmd()}},
 	}
 }
 
@@ -189,7 +189,7 @@ small DFlash model and verifying them in one pass of the large one.`,
 			warnVariables(cmd)
 			switch cmd.Name() {
 			case "serve", // reads more from its file
-				"config", "help", "completion", "version": // work whatever is in it
+				"config", "help", "completion", "version", "licenses", "man": // work whatever is in it
 				return nil
 			}
 			_, err := fillFlags(cmd, "")

@@ -22,6 +22,8 @@ func TestExitCodes(t *testing.T) {
 		want int
 	}{
 		{"version", exitOK},
+		{"licenses", exitOK},
+		{"man", exitOK},
 		{"", exitOK},
 		{"--help", exitOK},
 		{"inspect " + model, exitOK},
@@ -122,7 +124,7 @@ func (fullDisk) Write([]byte) (int, error) { return 0, errors.New("no space") }
 
 // TestFullOutput: a result that cannot be written is an error, of every command that prints one without a model.
 func TestFullOutput(t *testing.T) {
-	for _, name := range []string{"config", "version", "devices", "list --known"} {
+	for _, name := range []string{"config", "version", "licenses", "man", "devices", "list --known"} {
 		var errs bytes.Buffer
 		code := run(t.Context(), strings.Fields(name), nil, fullDisk{}, &errs)
 		if code != exitError || !strings.Contains(errs.String(), "no space") {

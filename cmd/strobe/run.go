@@ -9,7 +9,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"strobe"
 	"strobe/internal/chat"
 	"strobe/internal/dialog"
 	"strobe/internal/engine"
@@ -103,7 +102,7 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 	if err != nil {
 		return err
 	}
-	set := strobe.Settings{MaxTokens: opt.n, Stops: opt.stops, IgnoreEnd: opt.ignoreEOS}
+	set := dialog.Settings{MaxTokens: opt.n, Stops: opt.stops, IgnoreEnd: opt.ignoreEOS}
 	if set.Drafting, err = opt.spec(); err != nil {
 		return err
 	}
@@ -121,7 +120,7 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 	if opt.verbose {
 		fmt.Fprintln(cmd.ErrOrStderr(), loaded.Summary())
 	}
-	m := strobe.New(loaded, engine.Config{Parallel: 1, Context: opt.ctx, CacheBytes: -1,
+	m := dialog.New(loaded, engine.Config{Parallel: 1, Context: opt.ctx, CacheBytes: -1,
 		Chunk: cmp.Or(opt.ubatch, loaded.Chunk())})
 	defer m.Close()
 	if err := opt.tooLong(loaded, text); err != nil {
@@ -161,7 +160,7 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 	slow := tell(cmd, func() string { return reading(a.Progress()) })
 	defer slow.end()
 	inLine := false // the text so far does not end with a line feed
-	show := func(p strobe.Piece) error {
+	show := func(p dialog.Piece) error {
 		slow.end()
 		if err := cmd.Context().Err(); err != nil { // also while there is always more to show
 			return err
@@ -310,7 +309,7 @@ func vocabulary(tok *tokenizer.Tokenizer) *grammar.Vocab {
 }
 
 // printAnswer writes an answer for programs.
-func printAnswer(w io.Writer, a *strobe.Answer) error {
+func printAnswer(w io.Writer, a *dialog.Answer) error {
 	m, r := a.Message(), a.Result()
 	e := json.NewEncoder(w)
 	e.SetEscapeHTML(false)
@@ -331,7 +330,7 @@ func printAnswer(w io.Writer, a *strobe.Answer) error {
 }
 
 // cutNote says why an answer was cut.
-func cutNote(r *strobe.Result, e *engine.Engine) string {
+func cutNote(r *engine.Result, e *engine.Engine) string {
 	if n := e.Config().Context; r.Prompt+r.Generated >= n {
 		return fmt.Sprintf("cut: the context of %d tokens is full", n)
 	}

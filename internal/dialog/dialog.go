@@ -5,6 +5,8 @@
 // tool's description or a text to be continued stands for its characters, never for the token that ends a turn.
 // Only a text that is declared raw may contain control tokens, because its author takes the place of the template.
 //
+// A Model answers: it owns an engine and gives out what it says as Answers (answer.go).
+//
 // A Format belongs to one model and may be used by any goroutine.
 package dialog
 
