@@ -10,7 +10,8 @@ import (
 )
 
 // SelfTest computes a few things on a device just opened whose results are known: a device, a driver or a compiler may
-// be broken, and wrong tokens are worse than an error. Each kind of kernel for products is tried, by its number of rows.
+// be broken, and wrong tokens are worse than an error. Each kind of kernel for products is tried, by the number of
+// rows.
 func SelfTest(d Driver) error {
 	if _, err := TestSums(d); err != nil {
 		return err
