@@ -23,7 +23,7 @@ func newConvertCmd() *cobra.Command {
 DIR is a folder with config.json, tokenizer files and *.safetensors, as
 downloaded from the Hugging Face hub. Supported are Llama 2 and 3, Mistral, Qwen2 and 2.5, Qwen3 and
 Qwen3.5/3.6 (dense and mixture of experts), Qwen3-Next and Coder-Next, Gemma 4, its
-assistants, and DFlash and DSpark drafters. Of multimodal checkpoints the text part
+assistants, and DFlash, DSpark and EAGLE-3 drafters. Of multimodal checkpoints the text part
 is converted; --mmproj writes the vision tower instead, as the mmproj file that goes
 beside the model (Qwen3.5/3.6, Qwen3-VL and Gemma 4; f32, f16, bf16 or q8_0).
 
@@ -36,7 +36,7 @@ file if the checkpoint has them; --no-mtp leaves them out, and --mtp-only writes
 nothing else. A checkpoint of such layers alone borrows embedding, head and, with
 --target, the tokenizer from its model.
 
-A DFlash drafter has no tokenizer of its own: name the folder of the model it
+A drafter has no tokenizer of its own: name the folder of the model it
 drafts for with --target.
 
 Types: ` + typeHelp("auto"),

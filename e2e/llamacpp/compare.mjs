@@ -52,7 +52,7 @@ async function compare(llama, path) {
 			else console.log(`  ${JSON.stringify(s)}, special ${special}: strobe ${ours[i]}, llama.cpp ${theirs}`);
 		});
 	}
-	if (result.arch === "dflash" || result.arch.endsWith("-assistant")) { // drafts alone say nothing
+	if (result.arch === "dflash" || result.arch === "eagle3" || result.arch.endsWith("-assistant")) { // drafts alone say nothing
 		await model.dispose();
 		return result;
 	}

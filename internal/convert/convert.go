@@ -234,8 +234,12 @@ func readModel(dir string, opt Options) (*model, error) {
 		return m, nil
 	}
 	if opt.Target == "" {
-		return nil, fmt.Errorf("%s: is a drafter (%s); give the folder of its target with --target, it has the tokenizer",
-			dir, m.class)
+		kind := "a DFlash"
+		if m.family == eagle3 {
+			kind = "an EAGLE-3"
+		}
+		return nil, fmt.Errorf("%s: is %s drafter; give the folder of its target with --target, it has the tokenizer",
+			dir, kind)
 	}
 	if m.target, err = readConfig(opt.Target); err != nil {
 		return nil, err

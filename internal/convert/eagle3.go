@@ -113,7 +113,8 @@ func (m *model) checkEagle3(b *builder, file string) error {
 	}
 	if len(b.fc) != 2 || b.fc[0] != hidden || b.fc[1] != len(ids)*width {
 		return fieldErr(b.fcFile, "fc.weight",
-			"shape is %v, but %d layers of %s give [%d, %d]; is this drafter for another target?", b.fc, len(ids), target, hidden, len(ids)*width)
+			"shape is %v, but %d layers of %s give [%d, %d]; is this drafter for another target?", b.fc,
+			len(ids), target, hidden, len(ids)*width)
 	}
 	for _, id := range ids {
 		if id < 0 || id > layers {

