@@ -271,9 +271,19 @@ func (b *Backend) Embed(dst backend.Tensor, w backend.Weight, ids backend.Ints, 
 	id := ids.(ints)
 	scale *= m.scaleOf(0)
 	b.rowsOf(dst.Rows, dst.Cols, func(r int) {
-		out := row(dst, r)
+		out, i := row(dst, r), max(0, int(id[r]))
+		var data []byte
+		if m.woven == nil {
+			data = m.data[i*rb:][:rb]
+		} else { // also the output matrix: reading the file would bring its pages back into memory
+			var room [4096]byte
+			data = append(room[:0], make([]byte, rb)...)
+			q := m.matrix(0)
+			q.WovenRow(data, i)
+			runtime.KeepAlive(m) // with it goes the memory of its copy
+		}
 		// The type was checked when the weight was bound.
-		_ = vec.DequantRow(out, m.typ, m.data[max(0, int(id[r]))*rb:][:rb])
+		_ = vec.DequantRow(out, m.typ, data)
 		if scale != 1 {
 			vec.Scale(out, out, scale)
 		}

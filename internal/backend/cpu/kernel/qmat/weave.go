@@ -50,3 +50,19 @@ func (m *Matrix) Weave(dst []byte, p0, p1 int) {
 		}
 	}
 }
+
+// WovenRow writes row r of woven weights to dst, in the order of the file.
+func (m *Matrix) WovenRow(dst []byte, r int) {
+	block, row := m.Type.BlockBytes(), m.Type.RowBytes(m.K)
+	panel, lane := m.Woven[r/Panel*Panel*row:][:Panel*row], r%Panel
+	for b := 0; b < row; b += block {
+		to, from := dst[b:][:block], panel[b*Panel:][:block*Panel]
+		d := 0
+		for ; d+4 <= block; d += 4 {
+			binary.LittleEndian.PutUint32(to[d:], binary.LittleEndian.Uint32(from[d*Panel+4*lane:]))
+		}
+		if d < block {
+			copy(to[d:], from[d*Panel+2*lane:])
+		}
+	}
+}

@@ -10,7 +10,7 @@ import (
 	"strobe/internal/quant"
 )
 
-// TestWeave: every byte is where the kernels look for it, and rows that are missing are zeros.
+// TestWeave: every byte is where the kernels look for it, rows that are missing are zeros, and rows come back.
 func TestWeave(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	for _, typ := range []quant.Type{quant.Q4_K, quant.Q6_K} {
@@ -32,6 +32,13 @@ func TestWeave(t *testing.T) {
 			m.Weave(got, 0, len(got)/(Panel*row))
 			if !slices.Equal(got, want) {
 				t.Errorf("%v, %d rows: bytes are in other places", typ, rows)
+			}
+			w := Matrix{Type: typ, Rows: rows, K: k, Woven: got}
+			for r := range rows {
+				back := make([]byte, row+1)
+				if w.WovenRow(back[:row], r); !slices.Equal(back[:row], m.Data[r*row:][:row]) || back[row] != 0 {
+					t.Errorf("%v, %d rows: row %d does not come back", typ, rows, r)
+				}
 			}
 		}
 	}

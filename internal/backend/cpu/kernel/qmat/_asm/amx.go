@@ -164,13 +164,13 @@ var amxJob = R15
 // amxSteps is the number of steps of a block. Each has two sub-blocks of two panels: four tiles.
 const amxSteps = 4
 
-// amx emits the kernel for two panels and any number of columns. While the float part of one step runs, the tiles of the
-// next but one are computed and those in between are stored, so that nothing waits for a product or a store.
+// amx emits the kernel for two panels and any number of columns. While the float part of one step runs, the tiles of
+// the next but one are computed and those in between are stored, so that nothing waits for a product or a store.
 func amx(f *format) {
 	name := "amx" + f.name
 	TEXT(name, NOSPLIT, "func(j *byte)")
-	Doc(name+" multiplies 32 rows by the columns of the job. It configures the tiles and releases them: between two calls "+
-		"a goroutine may", "move to another thread. Needs AVX-512 F and BW, and AMX-INT8.", refMul)
+	Doc(name+" multiplies 32 rows by the columns of the job. It configures the tiles and releases them: between two "+
+		"calls a goroutine may", "move to another thread. Needs AVX-512 F and BW, and AMX-INT8.", refMul)
 	Pragma("noescape")
 	Load(Param("j"), amxJob)
 	a := &amxKernel{name: name, min: f.kind.min, mg: bcast(magic)}
