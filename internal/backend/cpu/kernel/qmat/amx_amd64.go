@@ -23,9 +23,10 @@ var amxKernels = map[quant.Type]func(job *byte){
 // amxWoven are those for woven weights.
 var amxWoven = map[quant.Type]func(job *byte){quant.Q4_K: amxQ4KWoven}
 
-// amxFrom is the number of columns from which tiles are faster than VPDPBUSD: 1.02 to 1.09 times with 12 columns, 1.12
-// to 1.19 times with 16. Tests lower it.
-var amxFrom = 16
+// amxFrom is the number of columns from which tiles are used. With weights in the cache they are 1.12 to 1.19 times as
+// fast as VPDPBUSD with 16 columns and 1.35 times with 32; whole passes of 16 rows, which also read memory, gained
+// nothing, those of 64 rows gained 7 to 9 %. Tests lower it.
+var amxFrom = 32
 
 // amxJob is what a kernel works on and changes; _asm/amx.go knows the offsets. Addresses are numbers because the kernel
 // moves them beyond the ends.
