@@ -92,9 +92,9 @@ func listKnown(cmd *cobra.Command, asJSON bool) error {
 	return w.Flush()
 }
 
-// memory is about what a model takes while it runs with a few thousand tokens of context, in gigabytes; 0 if its size is
-// not known. A drafter of the usual type is a tenth of its model; a tenth and a gigabyte are for the rest. What "strobe
-// fit" says is exact, and needs the file.
+// memory is about what a model takes while it runs with a few thousand tokens of context, in gigabytes; 0 if its size
+// is not known. A drafter of the usual type is a tenth of its model; a tenth and a gigabyte are for the rest. "strobe
+// fit" says it exactly, and needs the file.
 func (x namedModel) memory() float64 {
 	switch {
 	case x.Size == 0:

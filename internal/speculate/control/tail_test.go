@@ -7,7 +7,7 @@ import (
 	"strobe/internal/draft/ngram"
 )
 
-// quoted is a text of which the first part is quoted again and again, with changes: of every so many tokens the first few
+// quoted is how many tokens of a text are quoted again and again, with changes: of every so many tokens the first few
 // are new.
 const quoted = 400
 
