@@ -323,8 +323,8 @@ func (c *checker) drafts(ctx context.Context) (string, error) {
 	return note, nil
 }
 
-// drafter looks at the guesses of one drafter: in answers of its own, and in all answers since the model was loaded. Where
-// drafting seldom pays a few answers have a few drafts.
+// drafter looks at the guesses of one drafter: in answers of its own, and in all answers since the model was loaded.
+// Where drafting seldom pays a few answers have a few drafts.
 func (c *checker) drafter(ctx context.Context, name string) (string, error) {
 	var x checkSource
 	for _, n := range []int{64, 512} {
@@ -347,8 +347,8 @@ func (c *checker) drafter(ctx context.Context, name string) (string, error) {
 	}
 	switch {
 	case x.Failed > 0 || x.Bad > 0 && x.Right == 0:
-		return "", fmt.Errorf("%s alone: %d of %s unusable; its file may be damaged (the server's log and \"strobe inspect\" "+
-			"say more)", name, x.Bad, count(x.Drafts, "draft"))
+		return "", fmt.Errorf("%s alone: %d of %s unusable; its file may be damaged "+
+			"(the server's log and \"strobe inspect\" say more)", name, x.Bad, count(x.Drafts, "draft"))
 	case x.Right > 0:
 		return fmt.Sprintf("%s alone: %d of %d, the first guess right in %d of %s", name, x.Accepted, x.Guessed, x.Right,
 			count(x.Drafts, "draft")), nil

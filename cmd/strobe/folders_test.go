@@ -95,7 +95,10 @@ func TestInspectBadDrafters(t *testing.T) {
 	for _, x := range []struct {
 		f    *edit.File
 		name string
-	}{{edit.Block(t, "qwen35"), "blk.2.nextn.eh_proj.weight"}, {edit.Golden(t, "gemma4-assistant"), "nextn.pre_projection.weight"}} {
+	}{
+		{edit.Block(t, "qwen35"), "blk.2.nextn.eh_proj.weight"},
+		{edit.Golden(t, "gemma4-assistant"), "nextn.pre_projection.weight"},
+	} {
 		values := x.f.Values(t, x.name)
 		values[len(values)-1] = float32(math.NaN())
 		path := x.f.Put(x.name, values, x.f.Tensor(x.name).Shape...).Write(t)

@@ -35,7 +35,8 @@ func knownModels() (map[string]hub.Named, error) {
 	case err != nil:
 		return nil, err
 	case len(meta.Undecoded()) > 0:
-		return nil, fmt.Errorf("%s: there is no setting %q; want model, mirrors, drafters, mtp and size", file, meta.Undecoded()[0])
+		return nil, fmt.Errorf("%s: there is no setting %q; want model, mirrors, drafters, mtp and size", file,
+			meta.Undecoded()[0])
 	}
 	for name, x := range own {
 		for _, ref := range slices.Concat([]string{x.Model}, x.Mirrors, x.Drafters) {

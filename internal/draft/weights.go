@@ -7,7 +7,7 @@ import (
 	"strobe/internal/quant"
 )
 
-// CheckWeights names the first value of a drafter's file that is not a finite number: it would make all guesses useless.
+// CheckWeights names the first value of a drafter's file that is not a finite number: it makes all guesses useless.
 func CheckWeights(f *gguf.File) error {
 	for _, t := range f.Tensors() {
 		if !t.Type.Dequantizable() || len(t.Shape) == 0 {

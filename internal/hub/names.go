@@ -40,9 +40,9 @@ func Order() (order []string) {
 	return order
 }
 
-// Memory is about what a model takes while it runs with a few thousand tokens of context, in gigabytes; 0 if its size is
-// not known. A drafter of the usual type is a tenth of its model; a tenth and a gigabyte are for the rest. What "strobe
-// fit" says is exact, and needs the file.
+// Memory is about what a model takes while it runs with a few thousand tokens of context, in gigabytes; 0 if its size
+// is not known. A drafter of the usual type is a tenth of its model; a tenth and a gigabyte are for the rest. "strobe
+// fit" says it exactly, and needs the file.
 func (x Named) Memory() float64 {
 	switch {
 	case x.Size == 0:

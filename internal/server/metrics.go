@@ -224,7 +224,7 @@ func putSources(put putter, e *engine.Engine, s *engine.Snapshot) {
 			value      float64
 		}{
 			{"drafts_total", "Times that the source was asked for guesses.", float64(x.Drafts)},
-			{"drafts_bad_total", "Of them, those without a usable token, such as guesses that are not numbers.", float64(x.Bad)},
+			{"drafts_bad_total", "Of them, those without a usable token, such as guesses that are no numbers.", float64(x.Bad)},
 			{"drafts_right_total", "Of them, those whose first guess was right, verified or not.", float64(x.Right)},
 			{"draft_failures_total", "Answers that went on without the source because of errors.", float64(x.Failed)},
 			{"draft_tokens_total", "Guesses of the source that were verified.", float64(x.Guessed)},

@@ -114,8 +114,8 @@ func (s *ollama) loadedModels(w http.ResponseWriter, r *http.Request) (any, erro
 	return map[string]any{"models": out}, nil
 }
 
-// draftSources is what each source of drafts of a loaded model did in answers that ended. Drafters that were never asked
-// are there, too.
+// draftSources is what each source of drafts of a loaded model did in answers that ended. Drafters that were never
+// asked are there, too.
 func draftSources(e *engine.Engine) map[string]sourceJSON {
 	snap := e.Snapshot()
 	out := sourcesJSON(&snap.Stats)

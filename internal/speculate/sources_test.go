@@ -323,7 +323,8 @@ func sumsUp(t *testing.T, what string, st Stats) {
 		sum.add(x)
 	}
 	if sum.Guessed != st.Guessed || sum.Accepted != st.Accepted || sum.Rounds > st.Rounds || sum.Draft > st.Draft ||
-		sum.Right > sum.Drafts-sum.Bad || sum.Accepted > 0 && sum.Right == 0 || sum.Verify > st.Verify || sum.Bad != st.BadDrafts || (sum.Rounds > 0) != (sum.Verify > 0 && sum.Accept > 0) {
+		sum.Right > sum.Drafts-sum.Bad || sum.Accepted > 0 && sum.Right == 0 ||
+		sum.Verify > st.Verify || sum.Bad != st.BadDrafts || (sum.Rounds > 0) != (sum.Verify > 0 && sum.Accept > 0) {
 		t.Errorf("%s: sources together %+v, the stream %v", what, sum, &st)
 	}
 }

@@ -23,7 +23,9 @@ func TestSpeedUp(t *testing.T) {
 		{"disturbed while plain decoding was measured", func(s *Stats) { s.PlainCost = 40 * time.Millisecond }, 0, false},
 		{"plain decoding never measured", func(s *Stats) { s.PlainCost = 0 }, 0, false},
 		{"no drafts", func(s *Stats) { s.Guessed, s.BySource = 0, nil }, 0, true},
-		{"trials", func(s *Stats) { s.BySource = map[string]SourceStats{"dflash": {Rounds: 1}, "ngram": {Rounds: 1}} }, 0, true},
+		{"trials", func(s *Stats) {
+			s.BySource = map[string]SourceStats{"dflash": {Rounds: 1}, "ngram": {Rounds: 1}}
+		}, 0, true},
 	} {
 		s := good
 		c.change(&s)

@@ -20,8 +20,8 @@ func (r *reciter) Sample([]float32) int32 { return r.text[r.said] }
 func (r *reciter) Accept(int32)           { r.said++ }
 
 // TestTailsAreLossless: a text that quotes its prompt with changes comes out of the same bits as without drafts when a
-// drafter's guesses are continued with what the prompt said, on every kind of cache, for one stream and for several, with
-// trees and without. The clock moves with every look at it, so that all passes cost the same and long ones pay.
+// drafter's guesses are continued with what the prompt said, on every kind of cache, for one stream and for several,
+// with trees and without. The clock moves with every look at it, so that all passes cost the same and long ones pay.
 func TestTailsAreLossless(t *testing.T) {
 	in := prompt(64)
 	text := slices.Clone(in[:32])

@@ -61,8 +61,8 @@ func TestSource(t *testing.T) {
 	}
 }
 
-// TestContinue: what follows each beginning of some guesses is what a draft says once they are part of the text, and the
-// text stays as it was.
+// TestContinue: what follows each beginning of some guesses is what a draft says once they are part of the text, and
+// the text stays as it was.
 func TestContinue(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 3))
 	for range 200 {
@@ -96,8 +96,9 @@ func TestContinue(t *testing.T) {
 				t.Fatalf("%v, then %v: %v, want %v", text, guesses[:i+1], got[i], want)
 			}
 		}
-		if fresh := index(); x.Len() != fresh.Len() || !reflect.DeepEqual(draftOf(x, text[last]), draftOf(fresh, text[last])) ||
-			!maps.Equal(x.last, fresh.last) {
+		fresh := index()
+		if x.Len() != fresh.Len() || !maps.Equal(x.last, fresh.last) ||
+			!reflect.DeepEqual(draftOf(x, text[last]), draftOf(fresh, text[last])) {
 			t.Fatalf("%v: the text has changed", text)
 		}
 	}

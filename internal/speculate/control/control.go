@@ -32,6 +32,7 @@ type Controller struct {
 	costs      costs
 	blockLen   []int        // per source: guesses of a whole block
 	prior      []acceptance // per source: what earlier streams learnt, where new ones start
+	tails      acceptance   // the same of continuations
 	ledger     ledger
 	deliveries [streamClasses]delivery // by the number of streams, to within a factor of two
 	maxStreams int                     // most streams of a round so far, to within a factor of two
@@ -76,6 +77,7 @@ type Stream struct {
 
 	c      *Controller
 	accept []acceptance // per source
+	tails  acceptance   // of continuations of other sources' guesses, which say more or less than drafts of their own
 	pace   pace
 
 	promise float64 // expected speed with drafts, relative to plain decoding
@@ -103,12 +105,15 @@ type turn struct {
 func (c *Controller) NewStream(o Options) *Stream {
 	n := len(c.blockLen)
 	s := &Stream{Options: o, Usable: make([]bool, n), Warming: make([]bool, n), c: c, turn: turn{best: -1}}
-	s.accept = append(s.accept, c.prior...)
+	s.accept, s.tails = append(s.accept, c.prior...), c.tails
 	return s
 }
 
 // End hands what a stream learnt to later ones.
-func (c *Controller) End(s *Stream) { copy(c.prior, s.accept) }
+func (c *Controller) End(s *Stream) {
+	copy(c.prior, s.accept)
+	c.tails = s.tails
+}
 
 // Guesses is what to verify after the last token: tokens and, for a tree, the parent of each, -1 for the last token.
 func (s *Stream) Guesses() (tokens, parents []int32) {

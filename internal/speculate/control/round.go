@@ -441,7 +441,7 @@ func (r *Round) Passed(took time.Duration) { r.c.costs.learn(r, took) }
 func (s *Stream) Verified(tokens []int32) {
 	s.emitted = len(tokens)
 	if s.Continue != nil {
-		s.tail.judge(&s.accept[s.Tail], tokens)
+		s.tail.judge(&s.tails, tokens)
 	}
 	for i := range s.drafts {
 		d := &s.drafts[i]

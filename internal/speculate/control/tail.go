@@ -23,7 +23,7 @@ func (t *tail) judge(a *acceptance, tokens []int32) {
 	}
 	for i, at := range t.At[:min(t.Len(), len(tokens)-n)] {
 		hit := at[0].ID == tokens[n+i]
-		a.model(n+i, 0, prob(at[0].LogP)).learn(hit)
+		a.model(i, 0, prob(at[0].LogP)).learn(hit)
 		if !hit {
 			return
 		}
@@ -45,8 +45,8 @@ func (s *Stream) continued(chain offer) offer {
 		if r > most { // also learn from one that is not good enough
 			most, s.tail = r, tail{chain.tokens[:i+1], p}
 		}
-		if r > ratio {
-			best, ratio = o, r
+		if r > tune.tailMargin*ratio && r >= most {
+			best = o
 		}
 	}
 	return best
@@ -59,7 +59,7 @@ func (s *Stream) join(chain offer, n int, p *draft.Proposal) offer {
 	agree := true
 	for i, at := range p.At {
 		d := n + i
-		q := s.accept[s.Tail].guess(d, 0, at[0].LogP)
+		q := s.tails.guess(i, 0, at[0].LogP)
 		if agree = agree && d < len(chain.tokens) && chain.tokens[d] == at[0].ID; agree && chain.gain[d-1] > 0 {
 			q = max(q, chain.gain[d]/chain.gain[d-1])
 		}

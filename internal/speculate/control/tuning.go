@@ -104,6 +104,9 @@ var tune = tuning{
 	minProbability: 0.01,
 	// What a tree has to yield more than a chain, in tokens of a stream: the host takes longer for it. [TestTrees]
 	treeMargin: 0.02,
+	// How many times faster a chain with a tail has to seem than without: the best of many continuations is often one
+	// whose probability is overestimated, and it takes the place of a tree. [TestContinued, TestShippedPairPays]
+	tailMargin: 1.2,
 }
 
 type tuning struct {
@@ -131,6 +134,7 @@ type tuning struct {
 	freeShare                  float64
 	wholeBlockEvery            int
 	minProbability, treeMargin float64
+	tailMargin                 float64
 }
 
 // Sizes of tables: they bound memory, time and resolution.
