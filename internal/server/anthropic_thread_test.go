@@ -136,8 +136,11 @@ func TestDocuments(t *testing.T) {
 			t.Errorf("%v: the prompt is %q", source, *prompt)
 		}
 	}
-	for _, source := range []dict{{"type": "base64", "media_type": "application/pdf", "data": "AA=="}, {"type": "file"}, nil,
-		{"type": "base64", "media_type": "text/plain", "data": "?"}, {"type": "content", "content": []dict{{"type": "image"}}}} {
+	for _, source := range []dict{
+		{"type": "base64", "media_type": "application/pdf", "data": "AA=="}, {"type": "file"}, nil,
+		{"type": "base64", "media_type": "text/plain", "data": "?"},
+		{"type": "content", "content": []dict{{"type": "image"}}},
+	} {
 		f.refuses("/v1/messages", ask(source), "messages[0].content[0].source")
 	}
 }

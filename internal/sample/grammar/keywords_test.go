@@ -211,7 +211,8 @@ func TestKeywordsByExample(t *testing.T) {
 	if _, err := Compile(overlap); err == nil {
 		t.Error("alternatives that overlap")
 	}
-	if g, err := CompileLoose(overlap); err != nil || !accepts(t, g, testVocab(), "3") || !accepts(t, g, testVocab(), "5.5") {
+	g, err := CompileLoose(overlap)
+	if err != nil || !accepts(t, g, testVocab(), "3") || !accepts(t, g, testVocab(), "5.5") {
 		t.Errorf("taken for anyOf: %v", err)
 	}
 }
