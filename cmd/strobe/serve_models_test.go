@@ -63,7 +63,8 @@ kv = "q8_0"
 		if settings["n_ctx"] != want.ctx {
 			t.Errorf("%s: settings %v", name, settings)
 		}
-		if tmpl, _ := props["chat_template"].(string); strings.HasPrefix(tmpl, "{% for m in messages %}<{{") != (want.own == "b") {
+		tmpl, _ := props["chat_template"].(string)
+		if strings.HasPrefix(tmpl, "{% for m in messages %}<{{") != (want.own == "b") {
 			t.Errorf("%s: template %q", name, tmpl)
 		}
 		runtime, _ := props["runtime"].(map[string]any)

@@ -72,7 +72,8 @@ func TestHarmony(t *testing.T) {
 		t.Error("the text of an answer ends its message")
 	}
 	extra := map[string]any{"reasoning_effort": "none", "x": 1}
-	if p := chatOf(Options{Extra: extra}, "a"); !strings.Contains(p.Text, "Reasoning: low\n") || extra["reasoning_effort"] != "none" {
+	if p := chatOf(Options{Extra: extra}, "a"); !strings.Contains(p.Text, "Reasoning: low\n") ||
+		extra["reasoning_effort"] != "none" {
 		t.Errorf("%q, and the caller's map is %v", p.Text, extra)
 	}
 }

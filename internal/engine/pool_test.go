@@ -169,7 +169,8 @@ func TestAnySleeps(t *testing.T) {
 // TestPoolPresets: single models have names, other names and settings of their own.
 func TestPoolPresets(t *testing.T) {
 	dir := modelDir(t, "a=qwen3", "b=qwen3")
-	p := newPool(t, PoolConfig{Named: map[string]string{"one": filepath.Join(dir, "a.gguf"), "two": filepath.Join(dir, "b.gguf")},
+	p := newPool(t, PoolConfig{
+		Named:   map[string]string{"one": filepath.Join(dir, "a.gguf"), "two": filepath.Join(dir, "b.gguf")},
 		Aliases: map[string]string{"uno": "one", "none": "nosuch"}, Engine: Config{Context: 512},
 		Of: func(name string, load *Options, run *Config) {
 			if name == "one" {

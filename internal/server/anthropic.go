@@ -65,7 +65,9 @@ type block struct {
 	Content   json.RawMessage `json:"content,omitempty"`
 	IsError   bool            `json:"is_error,omitempty"`
 
-	Source *anthropicSource `json:"source,omitempty"` // of an image
+	Source  *anthropicSource `json:"source,omitempty"`  // of an image or a document
+	Title   string           `json:"title,omitempty"`   // of a document, like the next one
+	Context string           `json:"context,omitempty"` // what is to be known of it
 }
 
 // blocks reads a string, which is one block of text, or a list of blocks.
@@ -177,6 +179,12 @@ func (m *anthropicMessage) messages(at string) ([]chat.Message, error) {
 				return nil, err
 			}
 			said.image(p)
+		case "document":
+			text, err := b.document(at)
+			if err != nil {
+				return nil, err
+			}
+			said.text(text)
 		case "thinking":
 			if b.Thinking != nil {
 				out.Reasoning += *b.Thinking
@@ -200,7 +208,7 @@ func (m *anthropicMessage) messages(at string) ([]chat.Message, error) {
 			}
 			results = append(results, chat.Message{Role: "tool", Content: content, ToolCallID: b.ToolUseID})
 		default:
-			return nil, invalid(at+".type", "%q is not supported; this server takes text and images", b.Type)
+			return nil, invalid(at+".type", "%q is not supported; this server takes text, images and documents of text", b.Type)
 		}
 	}
 	if len(said.parts) > 0 || len(out.ToolCalls) > 0 || out.Reasoning != "" || len(results) == 0 {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -113,5 +114,33 @@ func TestThreadErrors(t *testing.T) {
 	if status, got := send(none, "", dict{"thread": dict{"type": "create"}}); status != http.StatusBadRequest ||
 		at(got, "error", "details", "error_code") != "thread_unsupported_request" {
 		t.Errorf("without a store: %d %v", status, got)
+	}
+}
+
+// TestDocuments: documents of text are read as text, others are refused.
+func TestDocuments(t *testing.T) {
+	f := start(t, options{template: hermesTemplate, plain: true})
+	prompt := f.prompts("ok")
+	ask := func(source dict) dict {
+		return dict{"max_tokens": 5, "messages": []dict{{"role": "user", "content": []dict{
+			{"type": "document", "title": "Facts", "context": "Old.", "source": source}, {"type": "text", "text": "Why?"}}}}}
+	}
+	for _, source := range []dict{
+		{"type": "text", "media_type": "text/plain", "data": "Tea is hot."},
+		{"type": "base64", "media_type": "text/plain", "data": "VGVhIGlzIGhvdC4="},
+		{"type": "content", "content": []dict{{"type": "text", "text": "Tea is hot."}}},
+		{"type": "content", "content": "Tea is hot."},
+	} {
+		f.post("/v1/messages", ask(source))
+		if !strings.Contains(*prompt, "Facts\n\nOld.\n\nTea is hot.") || !strings.Contains(*prompt, "Why?") {
+			t.Errorf("%v: the prompt is %q", source, *prompt)
+		}
+	}
+	for _, source := range []dict{
+		{"type": "base64", "media_type": "application/pdf", "data": "AA=="}, {"type": "file"}, nil,
+		{"type": "base64", "media_type": "text/plain", "data": "?"},
+		{"type": "content", "content": []dict{{"type": "image"}}},
+	} {
+		f.refuses("/v1/messages", ask(source), "messages[0].content[0].source")
 	}
 }

@@ -1,6 +1,8 @@
 package server
 
 import (
+	"cmp"
+	"encoding/base64"
 	"encoding/json"
 	"strings"
 )
@@ -63,4 +65,41 @@ func (q *messagesRequest) refuse() error {
 		return invalid("container", "is not supported; nothing runs on this server but the model")
 	}
 	return nil
+}
+
+// document is the text of a document, after its title and what is said of it.
+func (b *block) document(at string) (string, error) {
+	src, text := b.Source, ""
+	switch {
+	case src == nil:
+		return "", invalid(at+".source", "is missing")
+	case src.Type == "text":
+		text = src.Data
+	case src.Type == "content":
+		list, err := blocks(src.Content, at+".source.content")
+		if err != nil {
+			return "", err
+		}
+		for i, part := range list {
+			if part.Type != "text" || part.Text == nil {
+				return "", invalid(at+".source.content"+index(i), "must be text")
+			}
+			text += *part.Text + "\n"
+		}
+	case src.Type == "base64" && strings.HasPrefix(src.Media, "text/"):
+		data, err := base64.StdEncoding.DecodeString(src.Data)
+		if err != nil {
+			return "", invalid(at+".source.data", "is not base64: %v", err)
+		}
+		text = strings.ToValidUTF8(string(data), "\ufffd")
+	default:
+		return "", invalid(at+".source", "documents of type %q are not read here; send their text", cmp.Or(src.Media, src.Type))
+	}
+	var head strings.Builder
+	for _, s := range []string{b.Title, b.Context} {
+		if s != "" {
+			head.WriteString(s + "\n\n")
+		}
+	}
+	return head.String() + text, nil
 }

@@ -101,7 +101,8 @@ func (gs *grammars) compile(key string, compile func() (*grammar.Grammar, error)
 
 // grammar returns the grammar of a format.
 func (gs *grammars) grammar(f format) (*grammar.Grammar, error) {
-	return gs.compile(fmt.Sprint(string(f.schema), "\x00", f.gbnf, f.strict), func() (*grammar.Grammar, error) { // JSON has no such character
+	key := fmt.Sprint(string(f.schema), "\x00", f.gbnf, f.strict) // JSON has no such character
+	return gs.compile(key, func() (*grammar.Grammar, error) {
 		switch {
 		case f.gbnf != "":
 			g, err := grammar.CompileGBNF(f.gbnf)

@@ -238,8 +238,8 @@ func TestProgress(t *testing.T) {
 			}
 		}
 		// A reader that is slower than the engine hears the latest news only.
-		if n := len(seen); n < 2 || !slices.IsSorted(seen) || len(slices.Compact(slices.Clone(seen))) < n || seen[0] != cached ||
-			seen[n-1] != total || total < 2 {
+		if n := len(seen); n < 2 || !slices.IsSorted(seen) || len(slices.Compact(slices.Clone(seen))) < n ||
+			seen[0] != cached || seen[n-1] != total || total < 2 {
 			t.Errorf("%s: processed %v of %d", path, seen, total)
 		}
 		for _, e := range f.events(path, with(q, dict{"stream": true})) {

@@ -76,7 +76,7 @@ func TestWrongRequests(t *testing.T) {
 		{"/v1/completions", `{"prompt":5}`, "prompt", "a string"},
 		{"/v1/completions", `{"prompt":[]}`, "prompt", "empty"},
 		{"/v1/completions", `{"prompt":""}`, "", "empty"},
-		{"/v1/completions", `{"prompt":[1,"a"]}`, "prompt", "an integer"},
+		{"/v1/completions", `{"prompt":[1,true]}`, "prompt", "an integer"},
 		{"/v1/completions", `{"prompt":[99999]}`, "prompt[0]", "not the id"},
 		{"/v1/completions", `{"prompt":["a",[1,-1]]}`, "prompt[1][1]", "not the id"},
 		{"/v1/completions", `{"prompt":["a"],"suffix":"b"}`, "prompt", "a string"},

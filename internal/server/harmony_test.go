@@ -87,15 +87,13 @@ func TestHarmonyAPIs(t *testing.T) {
 		{"/v1/chat/completions", dict{"messages": hello, "reasoning_effort": "high"}, "high", false, chatAnswerOf},
 		{"/v1/chat/completions", dict{"messages": hello, "reasoning_effort": "minimal"}, "low", false, chatAnswerOf},
 		{"/v1/chat/completions", dict{"messages": hello, "reasoning_effort": "none"}, "low", true, chatAnswerOf},
-		{"/v1/chat/completions", dict{"messages": hello, "chat_template_kwargs": dict{"reasoning_effort": "low"}}, "low", false,
-			chatAnswerOf},
+		{"/v1/chat/completions", dict{"messages": hello, "chat_template_kwargs": dict{"reasoning_effort": "low"}}, "low",
+			false, chatAnswerOf},
 		{"/v1/chat/completions", dict{"messages": hello}, "medium", false, chatAnswerOf},
 		{"/v1/chat/completions", dict{"messages": hello, "enable_thinking": false}, "medium", true, chatAnswerOf},
-		{"/v1/responses", dict{"input": "?", "reasoning": dict{"effort": "xhigh"}}, "high", false, func(m any) (string, string) {
-			return text(m, "output", 0, "content", 0, "text"), text(m, "output", 1, "content", 0, "text")
-		}},
-		{"/v1/messages", dict{"messages": hello, "max_tokens": 100, "output_config": dict{"effort": "max"}}, "high", false,
-			anthropicAnswerOf},
+		{"/v1/responses", dict{"input": "?", "reasoning": dict{"effort": "xhigh"}}, "high", false, responseOf},
+		{"/v1/messages", dict{"messages": hello, "max_tokens": 100, "output_config": dict{"effort": "max"}}, "high",
+			false, anthropicAnswerOf},
 		{"/v1/messages", dict{"messages": hello, "max_tokens": 100, "thinking": dict{"type": "disabled"}}, "medium", true,
 			anthropicAnswerOf},
 		{"/api/chat", dict{"messages": hello, "stream": false, "think": "low"}, "low", false, func(m any) (string, string) {
@@ -133,6 +131,10 @@ func TestHarmonyAPIs(t *testing.T) {
 
 func chatAnswerOf(m any) (reasoning, content string) {
 	return text(m, "choices", 0, "message", "reasoning_content"), text(m, "choices", 0, "message", "content")
+}
+
+func responseOf(m any) (reasoning, content string) {
+	return text(m, "output", 0, "content", 0, "text"), text(m, "output", 1, "content", 0, "text")
 }
 
 func anthropicAnswerOf(m any) (reasoning, content string) {

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -35,6 +36,8 @@ type anthropicSource struct {
 	Media string `json:"media_type"`
 	Data  string `json:"data"`
 	URL   string `json:"url"`
+
+	Content json.RawMessage `json:"content,omitempty"` // of a document that consists of blocks
 }
 
 func (s *anthropicSource) part(at string) (p chat.Part, err error) {

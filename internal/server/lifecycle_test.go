@@ -292,7 +292,8 @@ func TestTLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	l := startLive(t, options{config: Config{MaxConns: 1, MaxBody: 1 << 20,
-		TLS: &tls.Config{NextProtos: []string{"h2", "http/1.1"}, Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}}}})
+		TLS: &tls.Config{NextProtos: []string{"h2", "http/1.1"},
+			Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}}}})
 	pool := x509.NewCertPool()
 	cert, err := x509.ParseCertificate(der)
 	if err != nil {

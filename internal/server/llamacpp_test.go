@@ -11,7 +11,8 @@ import (
 func TestLlamaCPPHabits(t *testing.T) {
 	f := start(t, options{template: hermesTemplate, plain: true})
 	// Without a body.
-	if status, b := f.do("POST", "/slots/0?action=erase", ""); status != http.StatusOK || !strings.Contains(string(b), "n_erased") {
+	if status, b := f.do("POST", "/slots/0?action=erase", ""); status != http.StatusOK ||
+		!strings.Contains(string(b), "n_erased") {
 		t.Errorf("erase: %d %s", status, b)
 	}
 	if status, _ := f.do("POST", "/slots/0?action=save", ""); status != http.StatusBadRequest {
@@ -35,12 +36,13 @@ func TestLlamaCPPHabits(t *testing.T) {
 	if got, want := prompt(append([]any{"one"}, two...)), len(one)+len(two); got != want {
 		t.Errorf("text before tokens: %d tokens, want %d", got, want)
 	}
-	if got := text(f.post("/completion", dict{"prompt": append(append([]any{"a"}, one...), "b"), "n_predict": 1}), "prompt"); got != "aoneb" {
+	m := f.post("/completion", dict{"prompt": append(append([]any{"a"}, one...), "b"), "n_predict": 1})
+	if got := text(m, "prompt"); got != "aoneb" {
 		t.Errorf("the prompt is %q", got)
 	}
-	list, _ := f.do("POST", "/completion", encode(t, dict{"prompt": []any{append(slices.Clone(one), "x"), "y"}, "n_predict": 1}))
-	if list != http.StatusOK {
-		t.Errorf("a list with a mixed prompt: status %d", list)
+	several := dict{"prompt": []any{append(slices.Clone(one), "x"), "y"}, "n_predict": 1}
+	if status, b := f.do("POST", "/completion", encode(t, several)); status != http.StatusOK {
+		t.Errorf("a list with a mixed prompt: status %d, %s", status, b)
 	}
 	f.refuses("/completion", dict{"prompt": []any{"a", 1 << 30}}, "prompt[1]", "not the id of a token")
 	f.refuses("/completion", dict{"prompt": []any{1, "a", nil}}, "prompt")
@@ -86,10 +88,10 @@ func TestLlamaCPPHabits(t *testing.T) {
 
 // TestIsLocal: programs of this machine by the origins they have, and what is none.
 func TestIsLocal(t *testing.T) {
-	for origin, want := range map[string]bool{"file://": true, "capacitor://localhost": true, "vscode-file://vscode-app": true,
-		"vscode-webview://abc": true, "tauri://localhost": true, "app://obsidian.md": true, "http://localhost:3000": true,
-		"https://127.0.0.1": true, "null": false, "": false, "https://file.example": false, "filesystem:https://a.example": false,
-		"http://localhost.example": false} {
+	for origin, want := range map[string]bool{"file://": true, "capacitor://localhost": true,
+		"vscode-file://vscode-app": true, "vscode-webview://abc": true, "tauri://localhost": true, "app://obsidian.md": true,
+		"http://localhost:3000": true, "https://127.0.0.1": true, "null": false, "": false, "https://file.example": false,
+		"filesystem:https://a.example": false, "http://localhost.example": false} {
 		if isLocal(origin) != want {
 			t.Errorf("%q: local %v", origin, !want)
 		}

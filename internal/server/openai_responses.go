@@ -83,10 +83,10 @@ type outputItem struct {
 }
 
 type outputPart struct {
-	Type        string `json:"type"`
-	Text        string `json:"text"`
-	Annotations *[]any `json:"annotations,omitempty"`
-	LogProbs    *[]any `json:"logprobs,omitempty"`
+	Type        string         `json:"type"`
+	Text        string         `json:"text"`
+	Annotations *[]any         `json:"annotations,omitempty"`
+	LogProbs    *[]logProbJSON `json:"logprobs,omitempty"`
 }
 
 func (s *openAI) responses(w http.ResponseWriter, r *http.Request, q *responsesRequest) (any, error) {
@@ -206,7 +206,9 @@ type responseAnswer struct {
 	kind    parse.Kind
 	text    strings.Builder // of the open item
 	begun   bool
-	client  string // type of the tool that is being called, of those whose shape the API fixes; "" for a function
+	used    int           // tokens whose log probabilities were shown or are of something else
+	probs   []logProbJSON // of the open item
+	client  string        // type of the tool that is being called, of those whose shape the API fixes; "" for a function
 }
 
 // shown is how text of a kind appears: the type of its part, the field that numbers its parts, and its events.
@@ -227,7 +229,10 @@ func (a *responseAnswer) shown() shown {
 func (a *responseAnswer) part(text string) outputPart {
 	p := outputPart{Type: a.shown().part, Text: text}
 	if a.kind == parse.Content {
-		p.Annotations, p.LogProbs = &[]any{}, &[]any{}
+		p.Annotations, p.LogProbs = &[]any{}, &[]logProbJSON{}
+		if text != "" {
+			*p.LogProbs = append(*p.LogProbs, a.probs...)
+		}
 	}
 	return p
 }
@@ -265,6 +270,7 @@ func (a *responseAnswer) begin(kind parse.Kind, it outputItem) {
 	a.end("completed")
 	a.open, a.kind = true, kind
 	a.text.Reset()
+	a.probs = nil
 	it.Status = "in_progress"
 	a.base.Output = append(a.base.Output, it)
 	a.event("response.output_item.added", map[string]any{"output_index": len(a.base.Output) - 1, "item": a.item()})
@@ -274,13 +280,37 @@ func (a *responseAnswer) begin(kind parse.Kind, it outputItem) {
 }
 
 // addText adds text to the open item.
-func (a *responseAnswer) addText(text string) {
-	a.text.WriteString(text)
-	m := a.place(map[string]any{"delta": text})
+func (a *responseAnswer) addText(d *delta) {
+	first := a.text.Len() == 0
+	a.text.WriteString(d.text)
+	m := a.place(map[string]any{"delta": d.text})
+	probs := a.tokenProbs(d, first)
 	if a.kind == parse.Content {
-		m["logprobs"] = []any{}
+		m["logprobs"] = probs
+		a.probs = append(a.probs, probs...)
 	}
 	a.event(a.shown().textEvent+".delta", m)
+}
+
+// tokenProbs are the log probabilities of the tokens of a piece of text. Before the first one of an item, tokens of
+// markers and layout stand, which are not part of it.
+func (a *responseAnswer) tokenProbs(d *delta, first bool) []logProbJSON {
+	if !a.rep.keepTokens || d.tokens <= a.used {
+		return []logProbJSON{}
+	}
+	tokens := a.rep.tokens[a.used:d.tokens]
+	a.used = d.tokens
+	if first {
+		size := 0
+		for _, t := range tokens {
+			size += len(t.Text)
+		}
+		for len(tokens) > 1 && size-len(tokens[0].Text) >= len(d.text) {
+			size -= len(tokens[0].Text)
+			tokens = tokens[1:]
+		}
+	}
+	return newLogProbs(a.rep.tok, tokens).Content
 }
 
 // end completes the open item, or leaves it incomplete.
@@ -298,7 +328,7 @@ func (a *responseAnswer) end(status string) {
 		it.Arguments = &text
 		m = a.place(map[string]any{"arguments": text, "name": it.Name})
 	case a.kind == parse.Content:
-		m["logprobs"] = []any{}
+		m["logprobs"] = append([]logProbJSON{}, a.probs...)
 		it.Content = &[]outputPart{a.part(text)}
 	case a.summary:
 		it.Summary = &[]outputPart{a.part(text)}
@@ -325,7 +355,7 @@ func (a *responseAnswer) add(ds []delta) {
 			if another {
 				a.begin(d.kind, outputItem{Type: "message", ID: newID("msg_"), Role: "assistant", Content: &[]outputPart{}})
 			}
-			a.addText(d.text)
+			a.addText(&d)
 		case parse.Reasoning:
 			if another {
 				it := outputItem{Type: "reasoning", ID: newID("rs_"), Summary: &[]outputPart{}}
@@ -334,7 +364,7 @@ func (a *responseAnswer) add(ds []delta) {
 				}
 				a.begin(d.kind, it)
 			}
-			a.addText(d.text)
+			a.addText(&d)
 		case parse.ToolBegin:
 			c := a.rep.calls[d.call]
 			if a.client = a.q.kinds[c.name]; a.client != "" {
@@ -347,7 +377,7 @@ func (a *responseAnswer) add(ds []delta) {
 			a.begin(d.kind, it)
 		case parse.ToolArguments:
 			if a.client == "" {
-				a.addText(d.text)
+				a.addText(&d)
 			}
 		case parse.ToolEnd:
 			if a.client != "" {

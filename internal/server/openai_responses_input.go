@@ -85,10 +85,6 @@ func (q *responsesRequest) refuse() error {
 		return invalid("prompt", "is not supported; this server keeps no prompts")
 	case q.Background:
 		return invalid("background", "is not supported")
-	case q.TopLogProbs > 0:
-		return invalid("top_logprobs", "is not supported; /v1/chat/completions has them")
-	case slices.Contains(q.Include, "message.output_text.logprobs"):
-		return invalid("include", "message.output_text.logprobs is not supported; /v1/chat/completions has them")
 	}
 	return q.refusedFields.check()
 }
@@ -100,6 +96,11 @@ func (s *openAI) responsesConversation(r *http.Request, q *responsesRequest) (*c
 	sampling := &samplingFields{commonSampling: q.commonSampling, MaxTokens: q.MaxOutputTokens,
 		ReturnProgress: q.ReturnProgress}
 	c := newConversation(q.Model, sampling, q.Stream)
+	if q.TopLogProbs != 0 || slices.Contains(q.Include, "message.output_text.logprobs") {
+		if err := c.wantLogProbs("top_logprobs", q.TopLogProbs); err != nil {
+			return nil, err
+		}
+	}
 	if q.Instructions != nil && *q.Instructions != "" {
 		c.messages = append(c.messages, chat.Message{Role: "system", Content: *q.Instructions})
 	}

@@ -60,6 +60,7 @@ type delta struct {
 	call    int // index of the tool call it belongs to
 	drafted bool
 	end     int // of a merged delta: the index after its last part
+	tokens  int // how many tokens there were with the last of its text, where they are kept
 }
 
 // newReply returns a reply to a prompt. In a stream a tool call begins as soon as its name is known; a whole answer
@@ -89,7 +90,11 @@ func (r *reply) take(ev engine.Event) []delta {
 		if r.keepTokens {
 			r.tokens = append(r.tokens, t)
 		}
+		before := len(out)
 		out = r.push(out, string(t.Text), t.Drafted)
+		for i := range out[before:] {
+			out[before+i].tokens = len(r.tokens)
+		}
 		if r.thinking {
 			r.thinkTokens++
 		}
@@ -199,7 +204,7 @@ func merge(ds []delta) []delta {
 		if n := len(out) - 1; n >= 0 && out[n].kind == d.kind && out[n].call == d.call && d.kind != parse.ToolBegin &&
 			d.kind != parse.ToolEnd {
 			out[n].text += d.text
-			out[n].end = d.end
+			out[n].end, out[n].tokens = d.end, d.tokens
 			continue
 		}
 		out = append(out, d)

@@ -424,3 +424,41 @@ func TestSecondTurn(t *testing.T) {
 		}
 	}
 }
+
+// TestResponseLogProbs: the text of an answer has its log probabilities, without those of reasoning and markers.
+func TestResponseLogProbs(t *testing.T) {
+	f := start(t, options{template: hermesTemplate, plain: true})
+	join := func(list any) (out string) {
+		for _, e := range list.([]any) {
+			out += text(e, "token")
+			if top := at(e, "top_logprobs").([]any); len(top) != 2 {
+				t.Errorf("%v has %d alternatives", e, len(top))
+			}
+		}
+		return out
+	}
+	f.script("<think>Hm.</think>\n\nFine <b>so</b>.")
+	q := dict{"input": "?", "include": []string{"message.output_text.logprobs"}, "top_logprobs": 2}
+	m := f.post("/v1/responses", q)
+	if got := join(at(m, "output", 1, "content", 0, "logprobs")); got != "Fine <b>so</b>." {
+		t.Errorf("the tokens are %q", got)
+	}
+	var deltas string
+	for _, e := range f.events("/v1/responses", with(q, dict{"stream": true})) {
+		switch e.data["type"] {
+		case "response.output_text.delta":
+			deltas += join(e.data["logprobs"])
+		case "response.output_text.done":
+			if got := join(e.data["logprobs"]); got != "Fine <b>so</b>." {
+				t.Errorf("at the end the tokens are %q", got)
+			}
+		}
+	}
+	if deltas != "Fine <b>so</b>." {
+		t.Errorf("streamed, the tokens are %q", deltas)
+	}
+	m = f.post("/v1/responses", dict{"input": "?"})
+	if got := at(m, "output", 1, "content", 0, "logprobs").([]any); len(got) > 0 {
+		t.Errorf("nobody asked for %v", got)
+	}
+}

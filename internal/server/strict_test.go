@@ -245,12 +245,6 @@ func TestResponseEvents(t *testing.T) {
 			}
 		}
 	}
-	for _, body := range []string{`"top_logprobs":3`, `"include":["message.output_text.logprobs"]`} {
-		if status, b := f.do("POST", "/v1/responses", `{"input":"x",`+body+`}`); status != http.StatusBadRequest ||
-			!strings.Contains(string(b), "is not supported") {
-			t.Errorf("%s: %d %s", body, status, b)
-		}
-	}
 }
 
 // deadlines is a connection that counts what is written between two deadlines.

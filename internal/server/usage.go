@@ -175,10 +175,10 @@ type promptProgress struct {
 // read: the engine says so only of prompts that take it several passes, and not when others want to be heard.
 func (r *reply) readSome(ev *engine.Event) {
 	s := ev.Prompt
-	if s == nil {
-		if len(ev.Tokens) == 0 {
-			return
-		}
+	switch {
+	case s == nil && len(ev.Tokens) == 0:
+		return
+	case len(ev.Tokens) > 0: // whatever else it says is older
 		now := r.gen.State()
 		now.Processed = now.Prompt
 		s = &now

@@ -413,3 +413,24 @@ func TestFailureIsLogged(t *testing.T) {
 		t.Errorf("headers without values are sent: %v", h)
 	}
 }
+
+// TestEndlessError: an error whose words never end is passed on with what came of them.
+func TestEndlessError(t *testing.T) {
+	bad := newFake(t, "m")
+	bad.answer = func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(http.StatusBadRequest)
+		fmt.Fprint(w, "too long")
+		flush(w, r)
+		hang(w, r)
+	}
+	f := fleetWith(t, Options{Timeout: 50 * time.Millisecond}, Model{Name: "m", URLs: []string{bad.URL}})
+	waitFor(t, f, wellAll)
+	res, err := f.Send(t.Context(), Request{Model: "m", Path: "/v1/completions", Body: []byte(`{}`)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	if b, err := io.ReadAll(res.Body); res.Status != http.StatusBadRequest || string(b) != "too long" || err != nil {
+		t.Errorf("status %d, %q, %v", res.Status, b, err)
+	}
+}

@@ -387,7 +387,9 @@ func (f *Fleet) try(ctx context.Context, g *group, r *replica, q Request, more b
 		}
 	}
 	if res.StatusCode >= 400 {
+		late := time.AfterFunc(f.opt.Timeout, func() { cancel(errLate) }) // its words may never end
 		text, _ := io.ReadAll(io.LimitReader(res.Body, maxError))
+		late.Stop()
 		_ = res.Body.Close()
 		free()
 		out.Body = io.NopCloser(bytes.NewReader(g.scrub(text)))

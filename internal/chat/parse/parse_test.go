@@ -445,7 +445,8 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-var templates = []string{tmplHermes, tmplXML, tmplCoder, tmplGemma, tmplPlain, tmplLlama, tmplList, tmplArgs, tmplHarmony}
+var templates = []string{tmplHermes, tmplXML, tmplCoder, tmplGemma, tmplPlain, tmplLlama, tmplList, tmplArgs,
+	tmplHarmony}
 
 // pieces are what random outputs are made of.
 var pieces = []string{"<think>", "</think>", "<tool_call>", "</tool_call>", "<function=", "<function=weather>",

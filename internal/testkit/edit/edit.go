@@ -187,8 +187,8 @@ func (e *File) WriteTo(t testing.TB, path string) {
 func (e *File) HarmonyTokens() []string {
 	i := slices.IndexFunc(e.KVs, func(kv gguf.KV) bool { return kv.Key == "tokenizer.ggml.tokens" })
 	tokens := slices.Clone(e.KVs[i].Value.(gguf.Array).Values.([]string))
-	for from, to := range map[string]string{"<|im_end|>": "<|return|>", "<|im_start|>": "<|start|>", "<|r0|>": "<|channel|>",
-		"<|r1|>": "<|message|>", "<|r2|>": "<|end|>", "<|r3|>": "<|call|>"} {
+	for from, to := range map[string]string{"<|im_end|>": "<|return|>", "<|im_start|>": "<|start|>",
+		"<|r0|>": "<|channel|>", "<|r1|>": "<|message|>", "<|r2|>": "<|end|>", "<|r3|>": "<|call|>"} {
 		tokens[slices.Index(tokens, from)] = to
 	}
 	return tokens
