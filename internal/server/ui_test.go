@@ -462,6 +462,9 @@ func pageFailure(t *testing.T, p *webPage) {
 	if n := p.count("#log > li"); n != entries+2 {
 		t.Errorf("%d entries after sending again, before there were %d", n, entries)
 	}
+	if n := p.count("#log li:nth-last-child(2) .versions"); n > 0 {
+		t.Error("what was not sent is a version of the message")
+	}
 	if p.eval("$('#input').value") != "" || p.eval("$('#notice').hidden") != true {
 		t.Error("the failure is still shown")
 	}
