@@ -273,7 +273,7 @@ func pageVerdict(t *testing.T, p *webPage) {
 		"{" + long + "}":                          "gain 2.5× faster, same text",
 		"{" + long + ", tokens: 20}":              "short ",
 		"{" + long + ", ms: 80}":                  "short ",
-		"{" + long + ", plain: 0}":                "short ",
+		"{" + long + ", plain: 0}":                "unknown ",
 		"{" + long + ", plain: 4}":                "noisy ", // 12.5 times, with 3.3 tokens per pass
 		"{" + long + ", plain: 60}":               "slower 0.83× the speed without drafts",
 		"{" + long + ", plain: 49}":               "even As fast as without drafts",
