@@ -87,8 +87,9 @@ func pageMarkdown(t *testing.T, p *webPage) {
 			t.Errorf("in pieces of %d characters:\n%v\nnot\n%v", step, got, whole)
 		}
 	}
-	growing := fmt.Sprintf("prose(%q, 7, false).then(b => b.innerHTML)", markdown)
-	if got, want := p.eval(growing), p.eval(fmt.Sprintf("prose(%q, 1e9).then(b => b.innerHTML)", markdown)); got != want {
+	loose := markdown + "\n\n1. a\n\n2. b\n\n- x\n\n  more\n\n> q"
+	growing := fmt.Sprintf("prose(%q, 7, false).then(b => b.innerHTML)", loose)
+	if got, want := p.eval(growing), p.eval(fmt.Sprintf("prose(%q, 1e9).then(b => b.innerHTML)", loose)); got != want {
 		t.Errorf("before it is complete:\n%v\nnot\n%v", got, want)
 	}
 	p.eval("window.ran = undefined")
