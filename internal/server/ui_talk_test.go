@@ -33,14 +33,14 @@ var evil = []string{
 func pageMarkdown(t *testing.T, p *webPage) {
 	p.eval(`(async () => {
 		const { Prose } = await import('./ui/prose.js');
-		window.prose = async (text, step) => {
+		window.prose = async (text, step, complete = true) => {
 			$('#sample')?.remove();
 			const box = document.createElement('li');
 			box.id = 'sample';
 			$('#log').append(box);
 			const shown = new Prose(box);
 			for (let n = step; n < text.length; n += step) shown.show(text.slice(0, n), [], false);
-			shown.show(text);
+			shown.show(text, [], complete);
 			const waits = () => box.querySelector('.math:not(:has(*))');
 			for (let n = 0; n < 200 && waits(); n++) await new Promise((ok) => setTimeout(ok, 10));
 			return box;
@@ -86,6 +86,11 @@ func pageMarkdown(t *testing.T, p *webPage) {
 		if got := p.eval(fmt.Sprintf("prose(%q, %d).then(b => b.innerHTML)", long, step)); got != whole {
 			t.Errorf("in pieces of %d characters:\n%v\nnot\n%v", step, got, whole)
 		}
+	}
+	loose := markdown + "\n\n1. a\n\n2. b\n\n- x\n\n  more\n\n> q"
+	growing := fmt.Sprintf("prose(%q, 7, false).then(b => b.innerHTML)", loose)
+	if got, want := p.eval(growing), p.eval(fmt.Sprintf("prose(%q, 1e9).then(b => b.innerHTML)", loose)); got != want {
+		t.Errorf("before it is complete:\n%v\nnot\n%v", got, want)
 	}
 	p.eval("window.ran = undefined")
 	for _, text := range evil {
@@ -291,8 +296,17 @@ func pageTabs(t *testing.T, p *webPage) {
 	p.script("C.")
 	p.ask("In the first again")
 	p.until("$$('#log > li').length === 6")
+	// What the page has not seen yet stays, too.
+	p.eval("(async () => { const s = await import('./ui/store.js'); await s.change(location.hash.slice(1), (c) => " +
+		"{ c.turns.push({ id: 'unseen', parent: null, role: 'user', content: 'Unseen' }); return c; }); })()")
+	p.ask("Last")
+	p.until("$$('#log > li').length === 8")
+	n := p.eval("import('./ui/store.js').then(s => s.get(location.hash.slice(1))).then(c => c.turns.length)")
+	if n != 9.0 {
+		t.Errorf("%v turns are stored", n)
+	}
 	p.session = second
-	p.until("$$('#log > li').length === 6 && $('#log').textContent.includes('C.')")
+	p.until("$$('#log > li').length === 8 && $('#log').textContent.includes('C.')")
 	p.call("Page.close", dict{}, nil)
 	p.session = first
 	checkProblems(t, p.browser, 0)

@@ -273,7 +273,7 @@ func pageVerdict(t *testing.T, p *webPage) {
 		"{" + long + "}":                          "gain 2.5× faster, same text",
 		"{" + long + ", tokens: 20}":              "short ",
 		"{" + long + ", ms: 80}":                  "short ",
-		"{" + long + ", plain: 0}":                "short ",
+		"{" + long + ", plain: 0}":                "unknown ",
 		"{" + long + ", plain: 4}":                "noisy ", // 12.5 times, with 3.3 tokens per pass
 		"{" + long + ", plain: 60}":               "slower 0.83× the speed without drafts",
 		"{" + long + ", plain: 49}":               "even As fast as without drafts",
@@ -461,6 +461,9 @@ func pageFailure(t *testing.T, p *webPage) {
 	p.until("$$('.assistant').length === 4 && " + complete)
 	if n := p.count("#log > li"); n != entries+2 {
 		t.Errorf("%d entries after sending again, before there were %d", n, entries)
+	}
+	if n := p.count("#log li:nth-last-child(2) .versions"); n > 0 {
+		t.Error("what was not sent is a version of the message")
 	}
 	if p.eval("$('#input').value") != "" || p.eval("$('#notice').hidden") != true {
 		t.Error("the failure is still shown")

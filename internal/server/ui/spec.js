@@ -18,7 +18,8 @@ export function verdict(r) {
   if (r.off && !r.accepted) return { kind: 'off', text: r.off };
   if (!r.tokens) return { kind: 'none', text: '' };
   if (r.idle >= enoughTokens) return { kind: 'paused', text: 'Drafting is paused: it would not pay here' };
-  if (r.tokens < enoughTokens || r.ms < enoughMS || !r.plain) return { kind: 'short', text: '' };
+  if (r.tokens < enoughTokens || r.ms < enoughMS) return { kind: 'short', text: '' };
+  if (!r.plain) return { kind: 'unknown', text: '' };
   const factor = r.rate / r.plain;
   // A pass that checks drafts is never cheaper than a plain one, so drafts cannot gain more than the tokens of a pass.
   // Where they seem to, the speed of plain passes was measured while the machine did something else.
@@ -114,7 +115,8 @@ export function drawSpeed(speed) {
   $('speed').dataset.kind = v.kind;
   const waits = s.done ? 'Too short to measure the gain' : 'Measuring the gain…';
   const noisy = 'The machine is too busy to measure the gain';
-  const why = { none: $('headline').dataset.idle, short: waits, noisy };
+  const unknown = s.done ? 'The gain could not be measured' : waits;
+  const why = { none: $('headline').dataset.idle, short: waits, unknown, noisy };
   $('headline').textContent = v.text || why[v.kind];
   $('details').textContent = details(r);
 
