@@ -14,6 +14,7 @@
 # takes away what was installed; models and settings stay, and are named.
 set -eu
 fail() { echo "install.sh: $*" >&2; exit 1; }
+value() { [ $# -gt 1 ] || fail "$1 needs a value"; }
 
 # Where releases are; the release fills this in.
 releases=
@@ -22,16 +23,10 @@ if [ "$(id -u)" = 0 ]; then prefix=/usr/local; else prefix=${HOME:?}/.local; fi
 service=no archive= version= variant= build=no uninstall=no
 while [ $# -gt 0 ]; do
 	case $1 in
-	--prefix | --version | --from | --variant)
-		[ $# -gt 1 ] || fail "$1 needs a value"
-		case $1 in
-		--prefix) prefix=$2 ;;
-		--version) version=$2 ;;
-		--from) releases=$2 ;;
-		--variant) variant=-$2 ;;
-		esac
-		shift
-		;;
+	--prefix) value "$@"; prefix=$2; shift ;;
+	--version) value "$@"; version=$2; shift ;;
+	--from) value "$@"; releases=$2; shift ;;
+	--variant) value "$@"; variant=-$2; shift ;;
 	--service) service=yes ;;
 	--build) build=yes ;;
 	--uninstall) uninstall=yes ;;

@@ -5,6 +5,8 @@
 //	release reproduce          builds every platform twice, in two folders, and compares the bytes
 //	release licenses           writes cmd/strobe/licenses.txt
 //	release rename PATH        gives the module another path, in all files
+//	release vulnerabilities    looks for known holes in what the program uses (GOVULNDB names a copy of the database)
+//	release api REVISION       compares what the library exports with a revision, and fails where programs would break
 //
 // VERSION is a semantic version with a v in front. -only takes some targets (linux/amd64, or linux/amd64/static), -o
 // another folder. Packages are made by nfpm, which Go fetches as a module; -packages=false does without.
@@ -34,7 +36,8 @@ func main() {
 	}
 }
 
-const usage = "usage: release build VERSION | reproduce | licenses [-check] | rename PATH"
+const usage = "usage: release build VERSION | reproduce | licenses [-check] | rename PATH | vulnerabilities | " +
+	"api REVISION"
 
 func run(ctx context.Context, args []string) error {
 	if len(args) == 0 {
@@ -83,6 +86,10 @@ func run(ctx context.Context, args []string) error {
 			return err
 		}
 		return os.WriteFile(filepath.Join(root, licensesFile), []byte(text), 0o666)
+	case args[0] == "vulnerabilities" && len(words) == 0:
+		return vulnerabilities(ctx, root)
+	case args[0] == "api" && len(words) == 1:
+		return api(ctx, root, words[0])
 	case args[0] == "rename" && len(words) == 1:
 		return rename(ctx, root, words[0])
 	}
