@@ -281,7 +281,8 @@ func promptTokens(t *testing.T, args ...string) (n int) {
 	if code := run(t.Context(), args, nil, &out, &errs); code != exitOK {
 		t.Fatalf("code %d: %s", code, errs.String())
 	}
-	if _, err := fmt.Sscanf(errs.String(), "prompt %d tokens", &n); err != nil {
+	_, report, _ := strings.Cut(errs.String(), "prompt ") // behind notes
+	if _, err := fmt.Sscanf(report, "%d tokens", &n); err != nil {
 		t.Fatalf("%v in %q", err, errs.String())
 	}
 	return n

@@ -26,6 +26,8 @@ func WhyNot(f *gguf.File) string {
 	switch {
 	case kind == "adapter":
 		return "an adapter (LoRA) changes a model and is none; adapters are not supported"
+	case slices.ContainsFunc(f.Keys(), func(key string) bool { return strings.HasPrefix(key, "prism.hadamard.") }):
+		return "its weights are rotated (prism.hadamard), as those of Bonsai 2; such files are not supported"
 	case Supported(arch):
 		return ""
 	case arch == "":

@@ -17,6 +17,7 @@ func TestWhyNot(t *testing.T) {
 	}{
 		{"general.type", "model", ""},
 		{"general.type", "adapter", "LoRA"},
+		{"prism.hadamard.size", uint32(128), "its weights are rotated"},
 		{"general.architecture", nil, "general.architecture is missing"},
 		{"general.architecture", "deepseek2", "its keys are latent"},
 		{"general.architecture", "new", `architecture "new" is not supported (supported: gemma4, `},
