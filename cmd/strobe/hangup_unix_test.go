@@ -32,6 +32,9 @@ func TestHangUpProcess(t *testing.T) {
 // TestHangUp: a command whose terminal is closed while it writes a file ends and leaves nothing behind, and one that
 // was started to outlive its terminal goes on.
 func TestHangUp(t *testing.T) {
+	hangUps := make(chan os.Signal, 1)
+	signal.Notify(hangUps, syscall.SIGHUP) // so that commands do not ignore it if these tests run under nohup
+	defer signal.Stop(hangUps)
 	for _, nohup := range []bool{false, true} {
 		dir := t.TempDir()
 		out := filepath.Join(dir, "out.gguf")
