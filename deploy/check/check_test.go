@@ -478,11 +478,16 @@ func TestImage(t *testing.T) {
 	heads := regexp.MustCompile(`(?m)^FROM .*$`).FindAllString(string(b), -1)
 	final := map[string]string{}
 	for i, head := range heads {
-		if strings.HasSuffix(head, " AS gpu") || head == "FROM scratch" {
+		if strings.HasSuffix(head, " AS gpu") || head == "FROM scratch AS cpu" {
 			final[head] = stages[i+1]
 		}
+		// Installing needs root; what is run is another user again.
+		if strings.HasPrefix(head, "FROM gpu ") && strings.Count(stages[i+1], "USER root") > 0 &&
+			!strings.HasSuffix(strings.TrimSpace(stages[i+1]), "USER 65532:65532") {
+			t.Errorf("%s: it runs as root", head)
+		}
 	}
-	if len(final) != 2 || heads[len(heads)-1] != "FROM scratch" {
+	if len(final) != 2 || heads[len(heads)-1] != "FROM scratch AS cpu" {
 		t.Fatalf("stages %v", heads)
 	}
 	for head, stage := range final {
@@ -492,7 +497,7 @@ func TestImage(t *testing.T) {
 				t.Errorf("%s: no %q", head, want)
 			}
 		}
-		if head == "FROM scratch" && strings.Contains(stage, "RUN ") {
+		if head == "FROM scratch AS cpu" && strings.Contains(stage, "RUN ") {
 			t.Errorf("%s: there is no shell to run anything", head)
 		}
 	}

@@ -19,7 +19,6 @@ import (
 	"time"
 
 	"strobe/internal/engine"
-	"strobe/internal/testkit"
 )
 
 // TestPageFiles: the page is served with a policy that forbids everything foreign, and asks for nothing
@@ -239,16 +238,10 @@ func TestPage(t *testing.T) {
 	pageBackground(t, p)
 	pageTabs(t, p)
 	pageSettings(t, p)
-	t.Run("more", func(t *testing.T) {
-		testkit.Long(t) // what breaks seldom: a browser takes seconds of a core for it
-		outer := b.t
-		b.t = t
-		defer func() { b.t = outer }()
-		pageFind(t, p)
-		pageAttach(t, p)
-		pageCompare(t, p)
-		pageForms(t, p)
-	})
+	pageFind(t, p)
+	pageAttach(t, p)
+	pageCompare(t, p)
+	pageForms(t, p)
 	pagePhone(t, p)
 	checkProblems(t, b, 0)
 
