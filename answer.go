@@ -108,7 +108,7 @@ type Reason string
 // The reasons.
 const (
 	ReasonEnd       Reason = "eog"       // the model ended its turn
-	ReasonStop      Reason = "stop"      // one of Settings.Stops came
+	ReasonStop      Reason = "stop"      // the text reached one of Settings.Stops
 	ReasonLength    Reason = "length"    // Settings.MaxTokens, or the context is full
 	ReasonCancelled Reason = "cancelled" // the context ended, Stop was called, or the model was closed
 	ReasonError     Reason = "error"     // see Result.Err

@@ -92,8 +92,8 @@ func (o *chatOptions) config(m *engine.Model) engine.Config {
 	return engine.Config{Parallel: 1, Context: o.ctx, Chunk: cmp.Or(o.ubatch, m.Chunk())}
 }
 
-// who says which model is there, and what it does.
-func (t *talk) who() string {
+// describe names the model, its device and its drafters.
+func (t *talk) describe() string {
 	m := t.model()
 	s := modelName(m) + " on " + m.Backend().Name()
 	for _, d := range m.Drafters() {
@@ -107,7 +107,7 @@ func (t *talk) who() string {
 
 // greeting says what was loaded and how to begin.
 func (t *talk) greeting() string {
-	s := t.who() + "\n"
+	s := t.describe() + "\n"
 	if t.opt.model == "" {
 		s += "It is the one that is built in. \"strobe chat qwen3.5-4b\" fetches one that talks, " +
 			"\"strobe list --known\" lists others.\n"

@@ -56,12 +56,12 @@ func init() { // not in the declaration: /help refers to the list
 		}},
 		{"/model", "[NAME]", "show the model, or go on with another one", func(t *talk, arg string) (string, bool, bool, error) {
 			if arg == "" {
-				return say(t.who())
+				return say(t.describe())
 			}
 			if err := t.switchTo(arg); err != nil {
 				return fail("/model: %w", err)
 			}
-			return say(t.who())
+			return say(t.describe())
 		}},
 		{"/set", "[NAME VALUE]", "show or change a setting: " + strings.Join(settings, ", "),
 			func(t *talk, arg string) (string, bool, bool, error) {

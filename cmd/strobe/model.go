@@ -90,7 +90,7 @@ func (m *modelFlags) add(cmd *cobra.Command) {
 	f.StringVar(&m.kvDraft, "kv-draft", "", "type of the drafter's cache (default: f16, or f32 with --kv f32)")
 	end()
 	end = group(f, draftingFlags)
-	f.StringVar(&m.draft, "draft", "auto", "who drafts: auto, off, dflash, eagle3, mtp or ngram")
+	f.StringVar(&m.draft, "draft", "auto", "what drafts: auto, off, dflash, eagle3, mtp or ngram")
 	f.IntVar(&m.draftMax, "draft-max", 0, "most tokens drafted per round (default: what the drafter was trained for)")
 	f.StringVar(&m.draftDevice, "draft-device", "auto",
 		"what runs the drafter: auto (where the model's output is), cpu, cuda, cuda:N or vulkan:N")

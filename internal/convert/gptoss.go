@@ -85,7 +85,7 @@ type namedSource struct {
 	*source
 }
 
-// mxfp4Source makes rows of blocks as files have them: the scale, then codes of which the first 16 are in the low
+// mxfp4Source makes rows of blocks as files have them: the scale, then 32 codes, the first 16 in the low
 // halves of the bytes. Checkpoints have neighbours in one byte.
 func mxfp4Source(st stored, scale *safetensors.Tensor) (*source, error) {
 	blocks := st.t

@@ -27,7 +27,7 @@ func New(m *engine.Model, cfg engine.Config) *Model {
 // Close ends answers in progress and gives everything back. It may be called more than once.
 func (m *Model) Close() error {
 	ended, end := context.WithCancel(context.Background())
-	end() // nobody has to wait for what nobody will read
+	end() // answers in progress are cancelled, not finished: their text will not be read
 	return m.engine.Close(ended)
 }
 
@@ -67,7 +67,7 @@ type Piece struct {
 }
 
 // Answer is what a model says. One goroutine reads it, with Next or Wait; Stop may be called from any. Its text is
-// kept, so nobody has to be quick, and an answer that is not read ends by itself.
+// kept until it is read, and an answer that is not read ends by itself.
 type Answer struct {
 	ctx        context.Context
 	generation *engine.Generation

@@ -459,6 +459,6 @@ func TestResponseLogProbs(t *testing.T) {
 	}
 	m = f.post("/v1/responses", dict{"input": "?"})
 	if got := at(m, "output", 1, "content", 0, "logprobs").([]any); len(got) > 0 {
-		t.Errorf("nobody asked for %v", got)
+		t.Errorf("logprobs without being asked for: %v", got)
 	}
 }

@@ -74,7 +74,7 @@ type samplingFields struct {
 
 // strobeFields are our own additions to a request, under one key.
 type strobeFields struct {
-	Draft    string `json:"draft"`     // who drafts: auto, off, dflash, eagle3, mtp or ngram
+	Draft    string `json:"draft"`     // what drafts: auto, off, dflash, eagle3, mtp or ngram
 	DraftMax int    `json:"draft_max"` // most tokens drafted per round
 	Tree     *int   `json:"tree"`      // nodes of a tree; 0 turns trees off
 	Spans    bool   `json:"spans"`     // tell in every chunk which text was drafted

@@ -522,8 +522,8 @@ func pageMigrate(t *testing.T, p *webPage, url string) {
 	}
 }
 
-// pageForms: on paper the whole conversation is there, tablets are not told of keys they lack, and without scripts the
-// page says what it needs.
+// pageForms: a printed page has the whole conversation, tablets do not get hints about keys they lack, and without
+// scripts the page says what it needs.
 func pageForms(t *testing.T, p *webPage) {
 	p.press("New chat")
 	p.until("!$('#welcome').hidden")

@@ -171,8 +171,8 @@ type promptProgress struct {
 	TimeMS    float64 `json:"time_ms"`
 }
 
-// readSome gathers the news of an event. The first say what was cached, the last, sent before the answer, that all is
-// read: the engine says so only of prompts that take it several passes, and not when others want to be heard.
+// readSome adds the progress in an event. The first report says how much was cached. The last one, sent before the
+// answer, says that the whole prompt was read: the engine reports progress only between the passes of a long prompt.
 func (r *reply) readSome(ev *engine.Event) {
 	s := ev.Prompt
 	switch {

@@ -414,7 +414,7 @@ func TestFailureIsLogged(t *testing.T) {
 	}
 }
 
-// TestEndlessError: an error whose words never end is passed on with what came of them.
+// TestEndlessError: an error with an endless body is passed on with the part that was received in time.
 func TestEndlessError(t *testing.T) {
 	bad := newFake(t, "m")
 	bad.answer = func(w http.ResponseWriter, r *http.Request) {

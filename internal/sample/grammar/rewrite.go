@@ -5,8 +5,8 @@ import "slices"
 // maxDepends is how many dependencies of an object are told apart: each doubles the alternatives.
 const maxDepends = 4
 
-// rewrite says what a schema with not or dependencies means without them: a list of schemas, one of which must fit. It
-// is nil for a schema without, and for what cannot be said in another way.
+// rewrite replaces "not" and dependencies by a list of schemas without them; a value must fit one of the list. It is
+// nil for a schema that has neither, and where no such list is known.
 func (c *compiler) rewrite(o *object) []any {
 	for _, k := range []string{"dependentRequired", "dependentSchemas", "dependencies"} {
 		v, ok := o.get(k)
@@ -74,7 +74,8 @@ func (o *object) lacks(name string) *object {
 	return out
 }
 
-// except are the schemas one of which fits what fits o and not another one; nil when that cannot be said.
+// except is a list of schemas: a value that fits o but not the other schema fits one of them. It is nil where no such
+// list is known.
 func (o *object) except(not *object) []any {
 	var keys []string
 	for _, k := range not.keys {

@@ -1,4 +1,4 @@
-// A conversation: a tree of turns, of which one path is shown. Asking again and editing add a branch, so nothing is
+// A conversation: a tree of turns; the page shows one path of it. Asking again and editing add a branch, so nothing is
 // overwritten.
 //
 // chat: {id, title, updated, pinned, settings, turns, at}; turns are in the order in which they were added, and at is

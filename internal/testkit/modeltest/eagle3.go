@@ -13,7 +13,7 @@ import (
 )
 
 // Eagle3Reference computes in float64 what an EAGLE-3 drafter says after a text, from the definition of the network:
-// for each token of path, the first of which is the newest one, the log-probability of every token after it. Tokens
+// for each token of path, which begins with the newest token, the log-probability of every token after it. Tokens
 // that the drafter cannot guess have minus infinity.
 func Eagle3Reference(t testing.TB, target, drafter *gguf.File, text, path []int32) (logp [][]float64) {
 	t.Helper()

@@ -85,7 +85,7 @@ func intelWords(t *testing.T, file string) (list []coded) {
 func TestWords(t *testing.T) {
 	mc := assembler()
 	if mc == "" {
-		t.Skip("no llvm-mc: the instructions that kernels write as numbers are not compared with their comments")
+		t.Skip("needs llvm-mc (Debian: llvm-19), which assembles the comments that instructions are compared with")
 	}
 	arm := []string{"-triple=aarch64", "-mattr=+dotprod,+i8mm"}
 	intel := []string{"-triple=x86_64", "-mattr=+avxvnni,+amx-tile,+amx-int8"}

@@ -17,7 +17,7 @@ import (
 // needAMX chooses tiles for any number of columns.
 func needAMX(t *testing.T) {
 	if kernel.Best() < kernel.AMX {
-		t.Skipf("this CPU or its system has %v and no tiles", kernel.Best())
+		t.Skipf("needs a CPU with AMX (int8 tiles) and Linux's permission to use it; this one has %v", kernel.Best())
 	}
 	old := amxFrom
 	amxFrom = 1
