@@ -123,6 +123,7 @@ type AttnParams struct {
 	Heads, KVHeads int
 	Scale          float32
 	Sinks          Vector // optional extra logit per head in the softmax denominator
+	Used           int    // heads are zero from this value on, and so are results, or left as they were; 0: none is
 }
 
 // KVDims is the size and the stored types of one layer's keys and values, one of quant.CacheTypes each. Operations that

@@ -12,6 +12,7 @@ import (
 	"strobe/internal/backend/cuda/emulate"
 	"strobe/internal/backend/gpu"
 	"strobe/internal/backend/vulkan"
+	"strobe/internal/quant"
 	"strobe/internal/testkit"
 )
 
@@ -68,6 +69,28 @@ func TestDevices(t *testing.T) {
 			}
 		})
 	}
+	t.Run("hopper", func(t *testing.T) { // heads that are padded, and more patches than one warpgroup has
+		b, err := gpu.New(emulate.Emulated(t, emulate.Options{Hopper: true}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer b.Close()
+		path := qwenFile(t, quant.F16, 144, 2, 200, 2, 64)
+		e, processor, image := openOn(t, path, b, Reference), openEncoder(t, path, Reference), noise(10*16, 8*16)
+		got, _, _, err := e.Encode(t.Context(), image, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, _, _, err := processor.Encode(t.Context(), image, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := testkit.RelL2(got, want); d > halvesBound {
+			t.Errorf("rows are off by %.2g, want at most %.2g", d, halvesBound)
+		} else {
+			t.Logf("rows are off by %.2g", d)
+		}
+	})
 	t.Run("golden", func(t *testing.T) { // the smallest
 		b, err := gpu.New(emulate.Open(t))
 		if err != nil {

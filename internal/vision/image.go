@@ -2,6 +2,8 @@ package vision
 
 import (
 	"math"
+	"runtime"
+	"sync"
 )
 
 // image is the patches of an image in the order in which towers have them: blocks of Merge x Merge patches line by
@@ -40,8 +42,8 @@ func (in *image) patches(scale, move float32) []float32 {
 	}
 	side := in.c.Patch
 	rows := make([]float32, len(in.at)*3*side*side)
-	to := rows
-	for _, at := range in.at {
+	in.each(func(i int, at place) {
+		to := rows[i*3*side*side:]
 		for c := range 3 {
 			for y := range side {
 				from := in.pix.Pix[3*((at.y*side+y)*in.pix.Width+at.x*side)+c:]
@@ -51,25 +53,41 @@ func (in *image) patches(scale, move float32) []float32 {
 				to = to[side:]
 			}
 		}
-	}
+	})
 	return rows
+}
+
+// each calls do for every patch, on all processors: a GPU waits for what the host prepares.
+func (in *image) each(do func(i int, at place)) {
+	parts := runtime.GOMAXPROCS(0)
+	var all sync.WaitGroup
+	for part := range parts {
+		all.Go(func() {
+			for i := part * len(in.at) / parts; i < (part+1)*len(in.at)/parts; i++ {
+				do(i, in.at[i])
+			}
+		})
+	}
+	all.Wait()
 }
 
 // rotary returns the angles of patches: those of coordinate a(p) for the first pairs, then of the next.
 func (in *image) rotary(pairs int, base float64, coordinates ...func(place) int) angles {
-	inv := make([]float64, pairs)
-	for j := range inv {
-		inv[j] = math.Pow(base, -float64(j)/float64(pairs))
+	most := max(in.w, in.h)
+	cos, sin := make([]float32, most*pairs), make([]float32, most*pairs) // of each value of a coordinate
+	for i := range cos {
+		s, c := math.Sincos(float64(i/pairs) * math.Pow(base, -float64(i%pairs)/float64(pairs)))
+		cos[i], sin[i] = float32(c), float32(s)
 	}
 	all := angles{pairs: pairs * len(coordinates)}
-	for _, at := range in.at {
-		for _, coordinate := range coordinates {
-			for _, f := range inv {
-				sin, cos := math.Sincos(float64(coordinate(at)) * f)
-				all.cos, all.sin = append(all.cos, float32(cos)), append(all.sin, float32(sin))
-			}
+	all.cos, all.sin = make([]float32, len(in.at)*all.pairs), make([]float32, len(in.at)*all.pairs)
+	in.each(func(i int, at place) {
+		for k, coordinate := range coordinates {
+			from, to := coordinate(at)*pairs, i*all.pairs+k*pairs
+			copy(all.cos[to:], cos[from:][:pairs])
+			copy(all.sin[to:], sin[from:][:pairs])
 		}
-	}
+	})
 	return all
 }
 
@@ -80,7 +98,7 @@ func line(p place) int   { return p.y }
 func (in *image) interpolated(table []float32, side, width int) []float32 {
 	columns, lines := stretch(in.w, side), stretch(in.h, side)
 	rows := make([]float32, len(in.at)*width)
-	for i, at := range in.at {
+	in.each(func(i int, at place) {
 		x, y := columns[at.x], lines[at.y]
 		row := rows[i*width:][:width]
 		corner := func(y, x int) []float32 { return table[(y*side+x)*width:][:width] }
@@ -90,7 +108,7 @@ func (in *image) interpolated(table []float32, side, width int) []float32 {
 			bottom := c[j]*(1-x.part) + d[j]*x.part
 			row[j] = top*(1-y.part) + bottom*y.part
 		}
-	}
+	})
 	return rows
 }
 

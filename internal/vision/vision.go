@@ -12,6 +12,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	"strobe/internal/backend"
@@ -339,7 +340,10 @@ func (e *Encoder) encode(ctx context.Context, in *image, progress func(done, tot
 			progress(i+1, len(parts))
 		}
 	}
-	rows = append(rows, e.b.Read(out)...)
+	rows = e.b.Read(out)
+	if _, gpu := e.b.(backend.Parker); !gpu { // others give their own memory
+		rows = slices.Clone(rows)
+	}
 	return rows, e.b.Sync()
 }
 
@@ -381,7 +385,7 @@ func (s *pass) clearWide() {
 
 // attend returns the attention of all patches to all patches [patches, heads*headDim].
 func (s *pass) attend(cache int, q, k, v backend.Tensor, heads int, scale float32) backend.Tensor {
-	p := backend.AttnParams{Heads: heads, KVHeads: heads, Scale: scale}
+	p := backend.AttnParams{Heads: heads, KVHeads: heads, Scale: scale, Used: q.Cols / heads}
 	if s.zero.Buf == nil {
 		s.Remember(cache, k, v)
 		return s.Attend(cache, q, p)

@@ -71,7 +71,8 @@ func productCases(o Options) []testCase {
 			}
 		}})
 	}
-	return append(list, testCase{"MatMul of several weights", severalProducts}, testCase{"MatMul with halves", halves})
+	return append(list, testCase{"MatMul of several weights", severalProducts}, testCase{"MatMul with halves", halves},
+		testCase{"steps with halves", halfSteps})
 }
 
 // halfBound is for activations rounded to halves, which have eleven digits.
@@ -86,6 +87,61 @@ func halves(s *suite) {
 			m.Halves = true
 			k.multiply(&m, halfBound, false)
 		}
+	}
+}
+
+// halfSteps: products of halves with biases, an activation and a residual sum give the same bits in one step, where
+// devices may fuse them, and one by one. Rows that are read later, by the host or an operation, are there.
+func halfSteps(s *suite) {
+	const n, wide, narrow = 131, 136, 72
+	k := s.device()
+	weight := func(rows, cols int) backend.Weight {
+		m := *k.matrix(quant.F16, 1, rows, cols)
+		m.Halves = true
+		return k.bind(&m)
+	}
+	up, other, down := weight(wide, narrow), weight(wide, narrow), weight(narrow, wide)
+	long, short := k.vector(values("long", 0, wide)), k.vector(values("short", 0, narrow))
+	items := make([]int, n)
+	for i := range items {
+		items[i] = i
+	}
+	run := func(together bool) [][][]float32 {
+		x, z := k.input(k.rows("in", items, narrow)), k.input(k.rows("sum", items, narrow))
+		a, b, h, y, q := k.place(n, wide), k.place(n, wide), k.place(n, wide), k.place(n, narrow), k.place(n, wide)
+		ops := []func(){
+			func() {
+				k.MatMul(x.Tensor, backend.Product{W: up, Y: a.Tensor}, backend.Product{W: other, Y: b.Tensor})
+			},
+			func() { k.AddBias(b.Tensor, long) },
+			func() { k.AddBias(a.Tensor, long) },
+			func() { k.MatMul(x.Tensor, backend.Product{W: other, Y: h.Tensor}) },
+			func() { k.AddBias(h.Tensor, long) },
+			func() { k.Activate(h.Tensor, h.Tensor, backend.GELU) },
+			func() { k.MatMul(h.Tensor, backend.Product{W: down, Y: y.Tensor}) },
+			func() { k.AddBias(y.Tensor, short) },
+			func() { k.Add(z.Tensor, z.Tensor, y.Tensor) },
+			func() { k.MatMul(z.Tensor, backend.Product{W: up, Y: h.Tensor}) }, // rows of h are other ones now
+			func() { k.MatMul(h.Tensor, backend.Product{W: down, Y: x.Tensor}) },
+			func() { k.MatMul(x.Tensor, backend.Product{W: up, Y: q.Tensor}) },
+			func() { k.Activate(q.Tensor, q.Tensor, backend.GELU) },
+		}
+		x.output, z.output = true, true
+		if together {
+			k.BeginStep(nil)
+		}
+		for _, op := range ops {
+			op()
+		}
+		if together {
+			_, err := k.EndStep()
+			k.check(err)
+		}
+		return k.finish(a, b, h, y, z, x, q)
+	}
+	want := run(false)
+	for i, got := range run(true) {
+		k.equal(fmt.Sprint("tensor ", i, " of a step"), got, want[i])
 	}
 }
 

@@ -235,6 +235,7 @@ type AttnCall struct {
 	Place            KVPlace
 	Sinks            Addr // one per head, or 0
 	Scale            float32
+	Used             int  // heads are zero from this value on; 0: none is
 	Rotated          Addr // room for the queries, where keys are unpacked or judged
 	Unpack           Addr // for UnpackBytes: pages are unpacked once for all rows. 0: by every block that reads them
 	Entries          int  // of the table of pages
@@ -341,6 +342,10 @@ func (a *Attention) over(ls []Call, c AttnCall) []Call {
 		chunk: int32(a.chunk), chunks: int32(a.chunks), unit: int32(a.unit()), scale: c.Scale * math.Log2E}
 	if s := c.Sparse; s != nil {
 		args.kept, args.words, args.block = s.kept(a.Heads), int32(s.Words), int32(s.Block)
+	}
+	if k, ok := f.kernel.(flashAttend); ok && c.Used > 0 && c.Used <= paddedUsed && k.pads() {
+		k.used = paddedUsed
+		f.kernel = k
 	}
 	l := Config{Grid: [3]int{f.perUnit * a.props.Units, 1, 1}, Threads: f.threads, Early: !c.after}
 	dim := a.Shape.KeyDim

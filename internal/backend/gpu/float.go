@@ -7,10 +7,13 @@ import (
 )
 
 // Floats chooses the kernels of float.cu: products with float weights. Its methods append calls to a list.
-type Floats struct{ units int }
+type Floats struct {
+	units int
+	wide  bool // has warpgroup products
+}
 
 // NewFloats returns the choices for a device.
-func NewFloats(p Props) *Floats { return &Floats{p.Units} }
+func NewFloats(p Props) *Floats { return &Floats{p.Units, p.Major == 9 && p.Minor == 0} }
 
 // FloatMatrix is a float matrix on the device, or a stack of them, as it was stored.
 type FloatMatrix struct {
@@ -41,21 +44,6 @@ func (f *Floats) Product(ls []Call, m FloatMatrix, y, x Out, n int) ([]Call, err
 // Experts computes row i of y with expert ids[i], from row i/used of x. used is 1 if x has a row for each.
 func (f *Floats) Experts(ls []Call, m FloatMatrix, y, x Out, ids Addr, n, used int) ([]Call, error) {
 	return f.launch(ls, m, y, x, floatArgs{n: int32(n), ids: ids, used: int32(used)})
-}
-
-type halfArgs struct {
-	y, w, x                      Addr
-	n, rows, cols, xs, ys, quads int32
-	all                          float32
-}
-
-// Halves computes y = W x for n rows of x, rounded to halves, by tensor cores. W are halves, in rows of whole eights.
-func (f *Floats) Halves(ls []Call, m FloatMatrix, y, x Out, n int) []Call {
-	a := &halfArgs{y.P, m.W, x.P, int32(n), int32(m.Rows), int32(m.Cols), int32(x.Stride), int32(y.Stride),
-		asInt(x.aligned()), m.Scale}
-	// A block has 128 rows and 128 tokens, and three stages of 32 columns of both; see kernel/halves.cu.
-	return append(ls, Call{kernelHalves, a, Config{Grid: [3]int{(m.Rows + 127) / 128, (n + 127) / 128, 1}, Threads: 256,
-		Shared: 3 * 2 * 128 * 64, Early: true}})
 }
 
 func (f *Floats) launch(ls []Call, m FloatMatrix, y, x Out, a floatArgs) ([]Call, error) {

@@ -90,49 +90,6 @@ func TestFloatLoads(t *testing.T) {
 	}
 }
 
-// TestHalfProducts: more tokens and rows than a block has, stages that are cut short, inputs at odd places, each token
-// with the bits it has alone; large values stay finite, and NaN stays in its row.
-func TestHalfProducts(t *testing.T) {
-	g := newRig(t)
-	if g.d.Props().NoTensorCores {
-		t.Skip("needs tensor cores")
-	}
-	f := gpu.NewFloats(g.d.Props())
-	for _, c := range []struct{ rows, cols, tokens, pad int }{{130, 72, 131, 4}, {5, 8, 1, 1}, {128, 160, 128, 3}} {
-		m, w := g.floatMatrix(quant.F16, c.rows, c.cols)
-		m.Scale = 0.5
-		x := g.plain(c.tokens, c.cols, c.cols+c.pad, 0, 1)
-		run := func(x gpu.Addr, n int) []float32 {
-			y := gpu.Out{P: g.alloc(n * c.rows), Stride: c.rows}
-			g.run(f.Halves(nil, m, y, gpu.Out{P: x, Stride: c.cols + c.pad}, n))
-			return g.readFloats(y.P, n*c.rows)
-		}
-		got := run(x.in.P, c.tokens)
-		what := fmt.Sprintf("%d x %d, %d tokens", c.rows, c.cols, c.tokens)
-		g.close(what, got, func(i int) float64 {
-			sum := 0.
-			for j := range c.cols {
-				sum += float64(w[i%c.rows*c.cols+j]) * x.at(i/c.rows, j)
-			}
-			return sum / 2
-		}, 1e-3, math.Sqrt(float64(c.cols)))
-		for _, tok := range []int{0, c.tokens - 1} {
-			g.same(what+", a token alone", run(x.row(tok).in.P, 1), got[tok*c.rows:][:c.rows])
-		}
-	}
-	m, w := g.floatMatrix(quant.F16, 4, 8)
-	x := make([]float32, 16)
-	x[0], x[9] = 1e30, float32(math.NaN())
-	y := gpu.Out{P: g.alloc(8), Stride: 4}
-	g.run(f.Halves(nil, m, y, gpu.Out{P: g.floats(x), Stride: 8}, 2))
-	got := g.readFloats(y.P, 8)
-	for r := range 4 {
-		if want := 65504 * w[r*8]; math.Abs(float64(got[r]-want)) > 1 || got[4+r] == got[4+r] {
-			t.Errorf("row %d: %v of a large value, want %v; %v of NaN", r, got[r], want, got[4+r])
-		}
-	}
-}
-
 func TestFloatExperts(t *testing.T) {
 	g := newRig(t)
 	f := gpu.NewFloats(g.d.Props())

@@ -19,6 +19,7 @@ func fusion[M any](first opKind, match func(*lowering, int) (M, bool), build fun
 // patterns are tried in this order.
 var patterns = []pattern{
 	fusion(opMatMul, (*lowering).matchMixture, (*lowering).mixture),
+	fusion(opMatMul, (*lowering).matchHalves, (*lowering).halfProducts),
 	fusion(opExpertSum, (*lowering).matchPost, (*lowering).post),
 	fusion(opExpertSum, (*lowering).matchExpertSum, (*lowering).expertSum),
 	fusion(opAdd, (*lowering).matchAddNorm, (*lowering).addNorm),

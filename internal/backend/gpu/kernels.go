@@ -112,6 +112,8 @@ var (
 	kernelGroup       = declare("moe_group", groupArgs{}, "group")
 	kernelEmbed       = declare("embed", embedArgs{}, "embed")
 	kernelHalves      = declare("half_product", halfArgs{}, "")
+	kernelHalfWide    = declare("half_wide", halfArgs{}, "") // 9.0
+	kernelHalfRows    = declare("half_rows", halfRowsArgs{}, "")
 )
 
 // Kernels of attention and of what it remembers (attention.go, pages.go, weigh.go).
@@ -379,9 +381,19 @@ type flashAttend struct {
 	onlyCUDA
 	dim, groups int
 	packed      bool // keys or values are unpacked by the blocks that read them
+	used        int  // values of a head that are not zero; 0: all
 }
 
+// paddedUsed is the part of padded heads that a kernel computes: image encoders have heads of 72.
+const paddedUsed = 80
+
+// pads reports whether there is such a kernel.
+func (k flashAttend) pads() bool { return k.dim == 128 && k.groups == 2 && !k.packed }
+
 func (k flashAttend) Name() string {
+	if k.used > 0 {
+		return fmt.Sprintf("flash%dx%d_%d", k.dim, k.groups, k.used)
+	}
 	if k.packed {
 		return fmt.Sprintf("packed%dx%d", k.dim, k.groups)
 	}
@@ -463,6 +475,7 @@ func Kernels() []Kernel {
 			add(flashAttend{dim: dim, groups: 1, packed: true}, flashAttend{dim: dim, groups: 2, packed: true})
 		}
 	}
+	add(flashAttend{dim: 128, groups: 2, used: paddedUsed})
 	for keys := 32; keys <= maxDeltaDim; keys *= 2 {
 		add(deltaRule{keys})
 	}

@@ -19,6 +19,7 @@ type lowering struct {
 	out      []Call
 	pieces   []piecewise
 	packed   []packedRows
+	halved   []halfRows
 	groups   expertGroups
 	routed   routerRows
 	late     lateNorm

@@ -122,6 +122,7 @@ func (l *lowering) overwrite(v view) {
 			l.packed[i].src = view{}
 		}
 	}
+	l.dropHalves(v)
 	if l.routed.v.overlaps(v) {
 		l.routed = routerRows{}
 	}

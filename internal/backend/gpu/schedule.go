@@ -166,8 +166,8 @@ func (l *lowering) matMul(i int) {
 			x = l.summed(o.a)
 		}
 		l.overwrite(p.dst)
-		if p.w.halves {
-			l.out = l.b.floats.Halves(l.out, p.w.floats(), p.dst.out(), x.out(), int(x.rows))
+		if p.w.halves { // beside matrices of another kind
+			l.out = l.b.floats.Halves(l.out, HalfCall{W: p.w.floats(), X: l.asHalves(o.a), N: int(x.rows), Y: p.dst.out()})
 			continue
 		}
 		l.keep(l.b.floats.Product(l.out, p.w.floats(), p.dst.out(), x.out(), int(x.rows)))
@@ -411,7 +411,7 @@ func (l *lowering) attention(o op, q view) {
 	}
 	c := AttnCall{Q: from.P, Out: to.P, QStride: from.Stride, OStride: to.Stride, Rows: int(q.rows), Longest: u.longest,
 		Tables: t, Merge: u.partials > 0, Partials: u.partials, Place: l.pool(o).Layout.Places[o.attn.layer],
-		Sinks: o.attn.sinks, Scale: o.attn.scale, Shares: u.shares}
+		Sinks: o.attn.sinks, Scale: o.attn.scale, Used: int(o.attn.used), Shares: u.shares}
 	if c.Merge {
 		c.Scratch = l.take(a.ScratchBytes(u.partials))
 	}

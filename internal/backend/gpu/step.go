@@ -76,6 +76,7 @@ type attnOp struct {
 	group, layer   int32
 	heads, kvHeads int32
 	scale          float32
+	used           int32
 	sparse         sparseOp
 }
 
@@ -518,7 +519,7 @@ func (b *Backend) Attention(dst, q backend.Tensor, group, layer int, p backend.A
 func (b *Backend) attend(dst, q backend.Tensor, group, layer int, p backend.AttnParams, s sparseOp) {
 	b.do(op{kind: opAttention, dst: viewOf(dst), a: viewOf(q), attn: attnOp{
 		sinks: vectorOf(p.Sinks), group: int32(group), layer: int32(layer), heads: int32(p.Heads), kvHeads: int32(p.KVHeads),
-		scale: p.Scale, sparse: s}})
+		scale: p.Scale, used: int32(p.Used), sparse: s}})
 }
 
 // Route chooses the experts of every row.

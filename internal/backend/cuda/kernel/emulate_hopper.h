@@ -28,11 +28,11 @@ struct EmuProduct {
   DEV_M ~EmuProduct() { emu_wgmma(false); }
 };
 template <int N> DEV void wg_keep(float (&)[N]) {}
-DEV void wg_ss(float (&d)[32], u64 a, u64 b, int add) {
+template <int N> DEV void wg_ss(float (&d)[N], u64 a, u64 b, int add) {
   EmuProduct product;
   EmuOperand x = emu_operand(a), y = emu_operand(b);
   int g = (TID & 31) >> 2, t = TID & 3, row = (TID >> 5 & 3) * 16 + g;
-  for (int j = 0; j < 8; j++) {
+  for (int j = 0; j < N / 4; j++) {
     for (int e = 0; e < 4 && !add; e++) d[4 * j + e] = 0;
     mma16816(d + 4 * j, emu_rows(x, row, 2 * t), emu_rows(x, row + 8, 2 * t), emu_rows(x, row, 2 * t + 8),
              emu_rows(x, row + 8, 2 * t + 8),

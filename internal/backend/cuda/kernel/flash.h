@@ -118,8 +118,10 @@ DEV void load_q(const Attn& a, const float* q, u32 qs, int first, int used, int 
 // The slots of a page from s on, a bit each.
 DEV u64 from_slot(int s) { return s <= 0 ? ~0ull : s > 63 ? 0 : ~0ull << s; }
 
-template <int DIM, int WG, int SLOTS, bool PACKED> DEV void flash(const Attn& a) {
+// USED: heads are padded with zeros from this dimension on; results are written as far as it.
+template <int DIM, int WG, int SLOTS, bool PACKED, int USED = DIM> DEV void flash(const Attn& a) {
   const int H = DIM > 256 ? 2 : 1, DV = DIM / H, TILE = DV * 128; // parts of a page, their dimensions and bytes
+  const int D = USED < DV ? USED : DV;                            // dimensions of a part that are computed
   const int B = WG > 1 ? 4 : 8; // loads of a lane in flight
   int warp = TID >> 5, lane = TID & 31;
   u32 qs = (saddr(smem) + 1023) & ~1023u, ring = qs + WG * TILE, full = ring + SLOTS * TILE, empty = full + 8 * SLOTS;
@@ -236,9 +238,9 @@ template <int DIM, int WG, int SLOTS, bool PACKED> DEV void flash(const Attn& a)
     load_q<DV, PACKED>(a, q, qs + wg * TILE, wrow, used, hs, TID & 127);
     fence_async();
     bar_named(H > 1 ? 1 : 1 + wg, team);
-    float o[DV / 2];
+    float o[D / 2];
 #pragma unroll
-    for (int i = 0; i < DV / 2; i++) o[i] = 0;
+    for (int i = 0; i < D / 2; i++) o[i] = 0;
     float m[2] = {NOTHING, NOTHING}, l[2] = {0, 0};
     for (int p = ip->p0, path = 0; p < p1;) {
       float s[32];
@@ -249,7 +251,7 @@ template <int DIM, int WG, int SLOTS, bool PACKED> DEV void flash(const Attn& a)
         wg_keep(s);
         wg_fence();
 #pragma unroll
-        for (int d = 0; d < DV / 16; d++) {
+        for (int d = 0; d < D / 16; d++) {
           int at = (d >> 2) * (8192 >> 4) + (d & 3) * 2;
           wg_ss(s, dq + h * (TILE >> 4) + at, dk + at, h > 0 || d > 0);
         }
@@ -301,7 +303,7 @@ template <int DIM, int WG, int SLOTS, bool PACKED> DEV void flash(const Attn& a)
       }
       if (ballot(f[0] != 1.f || f[1] != 1.f)) {
 #pragma unroll
-        for (int j = 0; j < DV / 2; j++) o[j] = fmul(o[j], f[(j >> 1) & 1]);
+        for (int j = 0; j < D / 2; j++) o[j] = fmul(o[j], f[(j >> 1) & 1]);
       }
 #pragma unroll
       for (int h = 0; h < H; h++) {
@@ -356,7 +358,7 @@ template <int DIM, int WG, int SLOTS, bool PACKED> DEV void flash(const Attn& a)
           bool add = seen.part < 0 && nth > 0, end = seen.part < 0 && nth == seen.splits - 1;
           if (add) {
 #pragma unroll
-            for (int j = 0; j < DV / 8; j++) {
+            for (int j = 0; j < D / 8; j++) {
               U2 v = *(const U2*)(d + 8 * j);
               o[4 * j + 2 * r] = ffma(bits_f(v.x), f, fmul(o[4 * j + 2 * r], fg));
               o[4 * j + 2 * r + 1] = ffma(bits_f(v.y), f, fmul(o[4 * j + 2 * r + 1], fg));
@@ -364,13 +366,13 @@ template <int DIM, int WG, int SLOTS, bool PACKED> DEV void flash(const Attn& a)
           }
           if (end) {
 #pragma unroll
-            for (int j = 0; j < DV / 8; j++) {
+            for (int j = 0; j < D / 8; j++) {
               o[4 * j + 2 * r] = fmul(o[4 * j + 2 * r], last);
               o[4 * j + 2 * r + 1] = fmul(o[4 * j + 2 * r + 1], last);
             }
           }
 #pragma unroll
-          for (int j = 0; j < DV / 8; j++) {
+          for (int j = 0; j < D / 8; j++) {
             U2 v = {f_bits(o[4 * j + 2 * r]), f_bits(o[4 * j + 2 * r + 1])};
             *(U2*)(d + 8 * j) = v;
           }
@@ -384,7 +386,7 @@ template <int DIM, int WG, int SLOTS, bool PACKED> DEV void flash(const Attn& a)
         m[r] = NOTHING;
         l[r] = 0;
 #pragma unroll
-        for (int j = 0; j < DV / 8; j++) o[4 * j + 2 * r] = o[4 * j + 2 * r + 1] = 0;
+        for (int j = 0; j < D / 8; j++) o[4 * j + 2 * r] = o[4 * j + 2 * r + 1] = 0;
       }
     }
   }
