@@ -33,8 +33,8 @@ func TestConformance(t *testing.T) {
 			if typ == quant.F32 || typ == quant.F16 || typ == quant.BF16 || cols < 512 {
 				return 1e-5
 			}
-			if typ == quant.IQ2_XXS || typ == quant.IQ3_XXS {
-				return 2e-3 // a few of their random blocks are most of a row: rounding alone, in float64, makes 1.002e-3
+			if typ == quant.IQ2_XXS || typ == quant.IQ3_XXS || typ == quant.MXFP4 {
+				return 2e-3 // a few of their blocks are most of a row: rounding alone, in float64, makes up to 1.042e-3
 			}
 			return 1e-3
 		},

@@ -5,6 +5,7 @@ package cuda
 import (
 	"fmt"
 	"runtime"
+	"sync"
 	"time"
 	"unsafe"
 
@@ -168,6 +169,21 @@ func (d *Driver) Release(a gpu.Addr) {
 	d.check(api.free.call(uintptr(a)), "releasing memory")
 }
 
+// copyAll copies like copy, large pieces on several processors: one of them is slower than the bus.
+func copyAll(dst, src []byte) int {
+	const piece = 1 << 20
+	n := min(len(dst), len(src))
+	if n <= piece {
+		return copy(dst, src)
+	}
+	var all sync.WaitGroup
+	for at := 0; at < n; at += piece {
+		all.Go(func() { copy(dst[at:min(n, at+piece)], src[at:]) })
+	}
+	all.Wait()
+	return n
+}
+
 // Upload copies from the host, through pinned memory.
 func (d *Driver) Upload(dst gpu.Addr, src []byte) {
 	defer d.enter()()
@@ -176,7 +192,7 @@ func (d *Driver) Upload(dst gpu.Addr, src []byte) {
 		if d.err != nil {
 			return
 		}
-		n := copy(buf, src)
+		n := copyAll(buf, src)
 		if r := api.toDevice.call(uintptr(dst), uintptr(unsafe.Pointer(&buf[0])), uintptr(n), d.stream); r != 0 {
 			d.check(r, "uploading %d bytes", n)
 			return
@@ -195,7 +211,7 @@ func (d *Driver) Download(dst []byte, src gpu.Addr) error {
 		d.check(api.toHost.call(uintptr(d.down), uintptr(src), uintptr(n), d.stream), "downloading %d bytes", n)
 		d.wait("waiting for a download")
 		if d.err == nil {
-			copy(dst, buf[:n])
+			copyAll(dst, buf[:n])
 		}
 		dst = dst[n:]
 		src += gpu.Addr(n)

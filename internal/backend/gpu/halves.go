@@ -25,7 +25,7 @@ type HalfCall struct {
 
 // Halves computes such a product.
 func (f *Floats) Halves(ls []Call, c HalfCall) []Call {
-	pairs := c.W.Rows%2 == 0 && (c.Y.P|c.Z.P)%8 == 0 && (c.Y.Stride|c.Z.Stride)%2 == 0
+	pairs := c.W.Rows%2 == 0 && (c.Y.P|c.Z.P|c.Bias)%8 == 0 && (c.Y.Stride|c.Z.Stride)%2 == 0
 	a := &halfArgs{c.Y.P, c.Z.P, c.H, c.W.W, c.X, c.Bias, int32(c.N), int32(c.W.Rows), int32(c.W.Cols),
 		int32(c.Y.Stride), int32(c.Z.Stride), asInt(c.GELU), asInt(pairs), c.W.Scale}
 	if f.wide {

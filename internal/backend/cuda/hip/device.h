@@ -84,6 +84,7 @@ DEV float fabs_(float a) { return __builtin_fabsf(a); }
 DEV float fmax_(float a, float b) { return __builtin_fmaxf(a, b); }
 DEV float fmin_(float a, float b) { return __builtin_fminf(a, b); }
 DEV float ex2(float a) { return __builtin_amdgcn_exp2f(a); }
+DEV float ex2z(float a) { return ex2(a); }
 DEV float lg2(float a) { return __builtin_amdgcn_logf(a); }
 DEV float rcp(float a) { return __builtin_amdgcn_rcpf(a); }
 DEV float rsqrt_(float a) { return __builtin_amdgcn_rsqf(a); }

@@ -187,7 +187,7 @@ template <int DIM, int MT> DEV void attend(const Attn& a) {
             for (int e = 0; e < 2; e++) {
               int at = first + h * 32 + e;
               float& x = s[i][h][2 * r + e];
-              x = at >= lo && at < hi ? fmul(x, a.scale) : NOTHING;
+              x = at >= lo && at < hi ? x : NOTHING;
               top = fmax_(top, x);
             }
           top = fmax_(top, shfl_xor(top, 1));
@@ -201,15 +201,15 @@ template <int DIM, int MT> DEV void attend(const Attn& a) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
           int row = i * 16 + r * 8 + g;
-          float n = m[i][r];
+          float top = NOTHING, c[2];
 #pragma unroll
-          for (int k = 0; k < 4; k++) n = fmax_(n, lds_f(tops + (k * M + row) * 4));
-          f[i][r] = ex2(fadd(m[i][r], -n));
+          for (int k = 0; k < 4; k++) top = fmax_(top, lds_f(tops + (k * M + row) * 4));
+          float n = fmax_(m[i][r], exponent(top, a.scale)), z = none_seen(n) ? 0.f : n;
+          f[i][r] = ex2z(fadd(m[i][r], -n));
           m[i][r] = n;
-          float z = n > 0.1f * NOTHING ? n : 0.f, c[2]; // nothing seen yet: every exponential must still be zero
 #pragma unroll
           for (int h = 0; h < 2; h++) {
-            float x = ex2(fadd(s[i][h][2 * r], -z)), y = ex2(fadd(s[i][h][2 * r + 1], -z));
+            float x = weight(s[i][h][2 * r], a.scale, z), y = weight(s[i][h][2 * r + 1], a.scale, z);
             c[h] = fadd(x, y);
             sts32(ps + row * 128 + (((h * 4 + warp) ^ (row & 7)) << 4) + t * 4, f2h2(x, y));
           }

@@ -33,6 +33,12 @@ struct Attn {
   int words, block;    // tokens of a block
 };
 
+// Weights are exp2(x*scale - z), with x the score of a key and z the largest x*scale so far: one operation before the
+// exponential, and results below 2^-126 are zero. A key that is not seen has the score NOTHING, which gives zero.
+DEV bool none_seen(float top) { return !(top > 0.1f * NOTHING); }
+DEV float exponent(float top, float scale) { return none_seen(top) ? NOTHING : fmul(top, scale); }
+DEV float weight(float x, float scale, float z) { return ex2z(ffma(x, scale, -z)); }
+
 // Query heads that chunk y of a KV head has.
 DEV int heads_of(const Attn& a, int y) {
   int left = a.group - y * a.chunk;

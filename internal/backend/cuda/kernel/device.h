@@ -79,6 +79,7 @@ DEV float fabs_(float a) { float d; asm("abs.f32 %0, %1;" : "=f"(d) : "f"(a)); r
 DEV float fmax_(float a, float b) { float d; asm("max.f32 %0, %1, %2;" : "=f"(d) : "f"(a), "f"(b)); return d; } // NaN loses
 DEV float fmin_(float a, float b) { float d; asm("min.f32 %0, %1, %2;" : "=f"(d) : "f"(a), "f"(b)); return d; }
 DEV float ex2(float a) { float d; asm("ex2.approx.f32 %0, %1;" : "=f"(d) : "f"(a)); return d; }
+DEV float ex2z(float a) { float d; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(a)); return d; } // without subnormal numbers
 DEV float lg2(float a) { float d; asm("lg2.approx.f32 %0, %1;" : "=f"(d) : "f"(a)); return d; }
 DEV float rcp(float a) { float d; asm("rcp.approx.f32 %0, %1;" : "=f"(d) : "f"(a)); return d; }
 DEV float rsqrt_(float a) { float d; asm("rsqrt.approx.f32 %0, %1;" : "=f"(d) : "f"(a)); return d; }

@@ -149,6 +149,7 @@ DEV float fabs_(float a) { return fabsf(a); }
 DEV float fmax_(float a, float b) { return fmaxf(a, b); }
 DEV float fmin_(float a, float b) { return fminf(a, b); }
 DEV float ex2(float a) { return exp2f(a); }
+DEV float ex2z(float a) { return a < -126.f ? 0.f : exp2f(a); }
 DEV float lg2(float a) { return log2f(a); }
 DEV float rcp(float a) { return 1.f / a; }
 DEV float rsqrt_(float a) { return (float)(1. / sqrt((double)a)); }

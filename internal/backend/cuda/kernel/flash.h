@@ -271,30 +271,25 @@ template <int DIM, int WG, int SLOTS, bool PACKED, int USED = DIM> DEV void flas
 #pragma unroll
           for (int j = 0; j < 8; j++)
 #pragma unroll
-            for (int e = 0; e < 2; e++) {
-              float& x = s[4 * j + 2 * r + e];
-              x = seen >> (8 * j + e) & 1 ? fmul(x, a.scale) : NOTHING;
-            }
+            for (int e = 0; e < 2; e++)
+              if (!(seen >> (8 * j + e) & 1)) s[4 * j + 2 * r + e] = NOTHING;
         }
-      } else {
-#pragma unroll
-        for (int j = 0; j < 32; j++) s[j] = fmul(s[j], a.scale);
       }
       float f[2];
       u32 pr[16];
 #pragma unroll
       for (int r = 0; r < 2; r++) {
-        float n = m[r];
+        float top = NOTHING;
 #pragma unroll
-        for (int j = 0; j < 8; j++) n = fmax_(n, fmax_(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
-        n = fmax_(n, shfl_xor(n, 1));
-        n = fmax_(n, shfl_xor(n, 2));
-        f[r] = ex2(fadd(m[r], -n));
+        for (int j = 0; j < 8; j++) top = fmax_(top, fmax_(s[4 * j + 2 * r], s[4 * j + 2 * r + 1]));
+        top = fmax_(top, shfl_xor(top, 1));
+        top = fmax_(top, shfl_xor(top, 2));
+        float n = fmax_(m[r], exponent(top, a.scale)), z = none_seen(n) ? 0.f : n, c[8];
+        f[r] = ex2z(fadd(m[r], -n));
         m[r] = n;
-        float z = n > 0.1f * NOTHING ? n : 0.f, c[8]; // nothing seen yet: every exponential must still be zero
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-          float x = ex2(fadd(s[4 * j + 2 * r], -z)), y = ex2(fadd(s[4 * j + 2 * r + 1], -z));
+          float x = weight(s[4 * j + 2 * r], a.scale, z), y = weight(s[4 * j + 2 * r + 1], a.scale, z);
           c[j] = fadd(x, y);
           pr[2 * j + r] = f2h2(x, y);
         }

@@ -61,10 +61,9 @@ KERNEL(half_product, HalfArgs, p, 256, 2) {
 #pragma unroll
   for (int i = 0; i < 4; i++)
 #pragma unroll
-    for (int j = 0; j < 4; j++)
-#pragma unroll
-      for (int r = 0; r < 2; r++)
-        store_results(p, tok0 + wm + i * 16 + g + r * 8, row0 + wn + j * 8 + 2 * t, sum[i][j][2 * r], sum[i][j][2 * r + 1]);
+    for (int r = 0; r < 2; r++)
+      store_results<4>(p, tok0 + wm + i * 16 + g + r * 8, row0 + wn + 2 * t,
+                       [&](int j, int e) __attribute__((always_inline)) { return sum[i][j][2 * r + e]; });
 }
 
 struct HalfRowsArgs {
@@ -79,9 +78,8 @@ KERNEL(half_rows, HalfRowsArgs, p, 256, 1) {
   pdl_wait();
   pdl_launch();
   int width = p.quads ? 4 : 1, per = p.cols / width;
-  long long total = (long long)p.n * per;
-  for (long long i = (long long)BID * BDIM + TID; i < total; i += (long long)GDIM * BDIM) {
-    int r = (int)(i / per), c = (int)(i - (long long)r * per) * width;
+  for (int i = BID * BDIM + TID; i < p.n * per; i += GDIM * BDIM) {
+    int r = i / per, c = (i - r * per) * width;
     const float* x = p.x + (u64)r * p.stride + c;
     u16* h = p.h + (u64)r * p.cols + c;
     if (p.quads) {

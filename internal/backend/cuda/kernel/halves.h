@@ -19,34 +19,49 @@ struct HalfArgs {
 // Large values stay finite; NaN stays NaN.
 DEV float in_half(float v) { return v > 65504.f ? 65504.f : v < -65504.f ? -65504.f : v; }
 
-// Stores results `row` and row+1 of a token. Scale, bias, activation and sum round one by one, as kernels of their own
-// would.
-DEV void store_results(const HalfArgs& p, int tok, int row, float a, float b) {
+// Stores results of a token: value(j, e) is that of row 8j+e, for e 0 and 1. Scale, bias, GELU and sum round one by one,
+// as kernels of their own would. Everything is loaded before anything is stored, so that loads overlap.
+template <int N, class F> DEV void store_results(const HalfArgs& p, int tok, int row, F value) {
   if (tok >= p.n || row >= p.rows) return;
-  float v[2] = {fmul(a, p.all), fmul(b, p.all)};
-  int n = row + 1 < p.rows ? 2 : 1;
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-    if (i == n) break;
-    if (p.bias) v[i] = fadd(v[i], p.bias[row + i]);
-    if (p.gelu) v[i] = gelu(v[i]);
-  }
-  float *y = p.y + (u64)tok * p.ys + row, *z = p.z + (u64)tok * p.zs + row;
+  float *y = p.y + (u64)tok * p.ys + row, *z = p.z + (u64)tok * p.zs + row, v[N][2], b[N][2];
+  const float* bias = p.bias + row;
   u16* h = p.h + (u64)tok * p.rows + row;
-  if (p.pairs) {
-    if (p.y) *(U2*)y = {f_bits(v[0]), f_bits(v[1])};
-    if (p.z) {
-      U2 s = *(const U2*)z;
-      *(U2*)z = {f_bits(fadd(bits_f(s.x), v[0])), f_bits(fadd(bits_f(s.y), v[1]))};
-    }
-    if (p.h) *(u32*)h = f2h2(in_half(v[0]), in_half(v[1]));
-    return;
-  }
+  int rows = p.rows - row; // that are left
+  auto each = [&](auto f) __attribute__((always_inline)) {
 #pragma unroll
-  for (int i = 0; i < 2; i++) {
-    if (i == n) break;
-    if (p.y) y[i] = v[i];
-    if (p.z) z[i] = fadd(z[i], v[i]);
-    if (p.h) h[i] = (u16)f2h(in_half(v[i]));
+    for (int j = 0; j < N; j++)
+#pragma unroll
+      for (int e = 0; e < 2; e++) f(j, e);
+  };
+  auto pairs = [&](auto f) __attribute__((always_inline)) {
+#pragma unroll
+    for (int j = 0; j < N; j++)
+      if (8 * j < rows) f(j);
+  };
+  auto load = [&](const float* from) __attribute__((always_inline)) {
+    if (p.pairs) pairs([&](int j) __attribute__((always_inline)) {
+      U2 x = *(const U2*)(from + 8 * j);
+      b[j][0] = bits_f(x.x), b[j][1] = bits_f(x.y);
+    });
+    else each([&](int j, int e) __attribute__((always_inline)) { b[j][e] = 8 * j + e < rows ? from[8 * j + e] : 0.f; });
+  };
+  auto store = [&](float* to, const float (&x)[N][2]) __attribute__((always_inline)) {
+    if (p.pairs) pairs([&](int j) __attribute__((always_inline)) { *(U2*)(to + 8 * j) = {f_bits(x[j][0]), f_bits(x[j][1])}; });
+    else each([&](int j, int e) __attribute__((always_inline)) { if (8 * j + e < rows) to[8 * j + e] = x[j][e]; });
+  };
+  each([&](int j, int e) __attribute__((always_inline)) { b[j][e] = 0, v[j][e] = fmul(value(j, e), p.all); });
+  if (p.bias) {
+    load(bias);
+    each([&](int j, int e) __attribute__((always_inline)) { v[j][e] = fadd(v[j][e], b[j][e]); });
   }
+  if (p.gelu) each([&](int j, int e) __attribute__((always_inline)) { v[j][e] = gelu(v[j][e]); });
+  if (p.y) store(y, v);
+  if (p.z) {
+    load(z);
+    each([&](int j, int e) __attribute__((always_inline)) { b[j][e] = fadd(b[j][e], v[j][e]); });
+    store(z, b);
+  }
+  if (!p.h) return;
+  if (p.pairs) pairs([&](int j) __attribute__((always_inline)) { *(u32*)(h + 8 * j) = f2h2(in_half(v[j][0]), in_half(v[j][1])); });
+  else each([&](int j, int e) __attribute__((always_inline)) { if (8 * j + e < rows) h[8 * j + e] = (u16)f2h(in_half(v[j][e])); });
 }

@@ -26,16 +26,11 @@ KERNEL(half_wide, HalfArgs, p, 384, 1) {
   if (warp >= 8) { // a warp that copies
     fewer_registers<40>();
     int row = (TID - 256) >> 3, c = TID & 7;
-    // Rows and tokens that are not there are computed and thrown away.
-    auto bring = [&](int s, u32 to, const u16* from, int first, int last, int count) __attribute__((always_inline)) {
-      int col = s * 64 + c * 8;
-      bool in = col < p.cols;
-#pragma unroll 4
-      for (int i = row; i < count; i += 16) {
-        int r = first + i < last ? first + i : last - 1;
-        cp16z(to + i * 128 + ((c ^ (i & 7)) << 4), from + (u64)r * p.cols + (in ? col : 0), in ? 16 : 0);
-      }
-    };
+    // A thread copies 16 bytes of every sixteenth row. Rows and tokens that are not there are zero.
+    const u16 *x = p.x + (u64)(tok0 + row) * p.cols + c * 8, *w = p.w + (u64)(row0 + row) * p.cols + c * 8;
+    int xs = p.n - tok0 - row, ws = p.rows - row0 - row, cols = p.cols - c * 8; // what is left of them
+    u32 to = ring + row * 128 + ((c ^ (row & 7)) << 4);
+    u64 step = 16 * (u64)p.cols;
     auto hand_over = [&](int s) __attribute__((always_inline)) {
       fence_async();
       syncwarp();
@@ -44,9 +39,22 @@ KERNEL(half_wide, HalfArgs, p, 384, 1) {
 #pragma unroll 1
     for (int s = 0; s < stages; s++) {
       if (s >= SLOTS) bar_wait(empty + s % SLOTS * 8, (s / SLOTS - 1) & 1);
-      bring(s, ring + s % SLOTS * STAGE, p.x, tok0, p.n, 128);
-      bring(s, ring + s % SLOTS * STAGE + X, p.w, row0, p.rows, 192);
+      u32 at = to + s % SLOTS * STAGE;
+      const u16 *from = x, *weights = w;
+#pragma unroll
+      for (int i = 0; i < 8; i++, from += step) {
+        bool in = 16 * i < xs && cols > 0;
+        cp16z(at + i * 2048, in ? from : p.x, in ? 16 : 0);
+      }
+#pragma unroll
+      for (int i = 0; i < 12; i++, weights += step) {
+        bool in = 16 * i < ws && cols > 0;
+        cp16z(at + X + i * 2048, in ? weights : p.w, in ? 16 : 0);
+      }
       cp_commit();
+      x += 64;
+      w += 64;
+      cols -= 64;
       if (s < AHEAD) continue;
       cp_wait<AHEAD>();
       hand_over(s - AHEAD);
@@ -80,10 +88,8 @@ KERNEL(half_wide, HalfArgs, p, 384, 1) {
   wg_wait<0>();
   wg_keep(sum);
 #pragma unroll
-  for (int j = 0; j < 24; j++)
-#pragma unroll
-    for (int r = 0; r < 2; r++)
-      store_results(p, tok0 + wg * 64 + (warp & 3) * 16 + g + r * 8, row0 + j * 8 + 2 * t, sum[4 * j + 2 * r],
-                    sum[4 * j + 2 * r + 1]);
+  for (int r = 0; r < 2; r++)
+    store_results<24>(p, tok0 + wg * 64 + (warp & 3) * 16 + g + r * 8, row0 + 2 * t,
+                      [&](int j, int e) __attribute__((always_inline)) { return sum[4 * j + 2 * r + e]; });
 }
 #endif
