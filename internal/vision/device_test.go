@@ -76,7 +76,7 @@ func TestDevices(t *testing.T) {
 		}
 		defer b.Close()
 		path := qwenFile(t, quant.F16, 144, 2, 200, 2, 64)
-		e, processor, image := openOn(t, path, b, Reference), openEncoder(t, path, Reference), noise(10*16, 8*16)
+		e, processor, image := openOn(t, path, b, Reference), openEncoder(t, path, Reference), noise(20*16, 10*16)
 		got, _, _, err := e.Encode(t.Context(), image, nil)
 		if err != nil {
 			t.Fatal(err)

@@ -20,6 +20,7 @@ type Attention struct {
 	props          Props
 	family         int
 	chunk, chunks  int        // query heads of a block, and blocks of a KV head
+	padded         bool       // heads are zero from paddedUsed on
 	halves         *Attention // the same over keys and values that were unpacked to halves; nil if there is no need
 }
 
@@ -62,6 +63,19 @@ func NewAttention(p Props, heads int, s backend.KVDims) (*Attention, error) {
 	a.chunks = (group + most - 1) / most
 	a.chunk = (group + a.chunks - 1) / a.chunks
 	return a, nil
+}
+
+// paddedUsed is how much of padded heads a kernel computes: image encoders have heads of 72.
+const paddedUsed = 80
+
+// used returns the kernels for heads that are zero from value n on; 0: none is.
+func (a *Attention) used(n int) *Attention {
+	if n == 0 || n > paddedUsed || a.family != flashAttention || a.packed() || a.Shape.KeyDim != 128 {
+		return a
+	}
+	p := *a
+	p.padded = true
+	return &p
 }
 
 // tensorTiles is how many tiles of 16 rows a block has when there are many rows: what its registers hold.
@@ -108,6 +122,10 @@ func (a *Attention) form(rows int) form {
 		if rows*a.chunk <= 64 {
 			k.groups = 1
 			return form{k, few, 64, 4, 1}
+		}
+		if a.padded && rows*a.chunk > 128 {
+			k.groups, k.used = 3, paddedUsed
+			return form{k, 512, 192, 12, 1}
 		}
 		return form{k, 384, 128, 8, 1}
 	case tensorAttention:
@@ -235,7 +253,6 @@ type AttnCall struct {
 	Place            KVPlace
 	Sinks            Addr // one per head, or 0
 	Scale            float32
-	Used             int  // heads are zero from this value on; 0: none is
 	Rotated          Addr // room for the queries, where keys are unpacked or judged
 	Unpack           Addr // for UnpackBytes: pages are unpacked once for all rows. 0: by every block that reads them
 	Entries          int  // of the table of pages
@@ -342,10 +359,6 @@ func (a *Attention) over(ls []Call, c AttnCall) []Call {
 		chunk: int32(a.chunk), chunks: int32(a.chunks), unit: int32(a.unit()), scale: c.Scale * math.Log2E}
 	if s := c.Sparse; s != nil {
 		args.kept, args.words, args.block = s.kept(a.Heads), int32(s.Words), int32(s.Block)
-	}
-	if k, ok := f.kernel.(flashAttend); ok && c.Used > 0 && c.Used <= paddedUsed && k.pads() {
-		k.used = paddedUsed
-		f.kernel = k
 	}
 	l := Config{Grid: [3]int{f.perUnit * a.props.Units, 1, 1}, Threads: f.threads, Early: !c.after}
 	dim := a.Shape.KeyDim

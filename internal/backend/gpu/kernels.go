@@ -384,12 +384,6 @@ type flashAttend struct {
 	used        int  // values of a head that are not zero; 0: all
 }
 
-// paddedUsed is the part of padded heads that a kernel computes: image encoders have heads of 72.
-const paddedUsed = 80
-
-// pads reports whether there is such a kernel.
-func (k flashAttend) pads() bool { return k.dim == 128 && k.groups == 2 && !k.packed }
-
 func (k flashAttend) Name() string {
 	if k.used > 0 {
 		return fmt.Sprintf("flash%dx%d_%d", k.dim, k.groups, k.used)
@@ -475,7 +469,7 @@ func Kernels() []Kernel {
 			add(flashAttend{dim: dim, groups: 1, packed: true}, flashAttend{dim: dim, groups: 2, packed: true})
 		}
 	}
-	add(flashAttend{dim: 128, groups: 2, used: paddedUsed})
+	add(flashAttend{dim: 128, groups: 3, used: paddedUsed})
 	for keys := 32; keys <= maxDeltaDim; keys *= 2 {
 		add(deltaRule{keys})
 	}

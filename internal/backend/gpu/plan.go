@@ -29,6 +29,7 @@ func (lay *layout) same(o *layout) bool {
 type kvUse struct {
 	group          int32
 	heads, kvHeads int32 // 0: keys and values are only written
+	used           int32 // values of a head that are not padding; 0: all
 	shape          backend.KVDims
 	longest        int // rows of the longest segment, or of any that the same kernels run
 	room           KVRoom
@@ -129,7 +130,7 @@ func (b *Backend) kvTables(l *list, s *step, lay *layout) ([]*KVTables, error) {
 			}
 			first[i] = append(first[i], at)
 		}
-		lay.uses[i] = kvUse{group: u.group, heads: u.heads, kvHeads: u.kvHeads, shape: pool.Layout.Shapes[u.layer],
+		lay.uses[i] = kvUse{group: u.group, heads: u.heads, kvHeads: u.kvHeads, used: u.used, shape: pool.Layout.Shapes[u.layer],
 			block: u.sparse.block}
 	}
 	if err := b.unpackRoom(plan, lay.uses); err != nil {
@@ -142,7 +143,7 @@ func (b *Backend) kvTables(l *list, s *step, lay *layout) ([]*KVTables, error) {
 		k.at = lay.bytes
 		tiling := Tiling{Rows: 1, Splits: 1, Blocks: 1, Heads: 1}
 		if k.heads > 0 {
-			a, err := b.attentionOf(int(k.heads), k.shape)
+			a, err := b.attentionOf(int(k.heads), k.shape, int(k.used))
 			if err != nil {
 				return nil, err
 			}
@@ -192,7 +193,7 @@ func (b *Backend) unpackRoom(plan *backend.Plan, uses []kvUse) error {
 		if k.heads == 0 || longestSegment(p) < unpackFrom {
 			continue
 		}
-		a, err := b.attentionOf(int(k.heads), k.shape)
+		a, err := b.attentionOf(int(k.heads), k.shape, int(k.used))
 		if err != nil {
 			return err
 		}
@@ -266,7 +267,8 @@ func (lay *layout) use(a attnOp, shape backend.KVDims) int {
 	for i := range lay.uses {
 		u := &lay.uses[i]
 		if u.room.Rows > 0 && u.group == a.group &&
-			(a.heads == 0 || u.heads == a.heads && u.kvHeads == a.kvHeads && u.shape == shape && u.block == a.sparse.block) {
+			(a.heads == 0 || u.heads == a.heads && u.kvHeads == a.kvHeads && u.used == a.used && u.shape == shape &&
+				u.block == a.sparse.block) {
 			return i
 		}
 	}
@@ -286,13 +288,14 @@ func longestSegment(p *backend.KVPlan) int {
 }
 
 // attentionOf returns the kernels for a kind of attention.
-func (b *Backend) attentionOf(heads int, d backend.KVDims) (*Attention, error) {
-	key := attentionKey{heads, d}
+func (b *Backend) attentionOf(heads int, d backend.KVDims, used int) (*Attention, error) {
+	key := attentionKey{heads, d, used}
 	if a := b.attn[key]; a != nil {
 		return a, nil
 	}
 	a, err := NewAttention(b.props, heads, d)
 	if err == nil {
+		a = a.used(used)
 		b.attn[key] = a
 	}
 	return a, err
@@ -301,6 +304,7 @@ func (b *Backend) attentionOf(heads int, d backend.KVDims) (*Attention, error) {
 type attentionKey struct {
 	heads int
 	dims  backend.KVDims
+	used  int
 }
 
 // NewKVPool returns an empty pool.

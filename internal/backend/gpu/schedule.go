@@ -391,7 +391,7 @@ func (l *lowering) kvWrite(o op, k, v In) {
 // attention runs the attention of a layer.
 func (l *lowering) attention(o op, q view) {
 	t, u := l.tables(o)
-	a, err := l.b.attentionOf(int(o.attn.heads), u.shape)
+	a, err := l.b.attentionOf(int(o.attn.heads), u.shape, int(o.attn.used))
 	if err != nil {
 		l.err = err
 		return
@@ -411,7 +411,7 @@ func (l *lowering) attention(o op, q view) {
 	}
 	c := AttnCall{Q: from.P, Out: to.P, QStride: from.Stride, OStride: to.Stride, Rows: int(q.rows), Longest: u.longest,
 		Tables: t, Merge: u.partials > 0, Partials: u.partials, Place: l.pool(o).Layout.Places[o.attn.layer],
-		Sinks: o.attn.sinks, Scale: o.attn.scale, Used: int(o.attn.used), Shares: u.shares}
+		Sinks: o.attn.sinks, Scale: o.attn.scale, Shares: u.shares}
 	if c.Merge {
 		c.Scratch = l.take(a.ScratchBytes(u.partials))
 	}

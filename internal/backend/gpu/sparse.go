@@ -11,7 +11,7 @@ func (b *Backend) SparseAttention(dst, q backend.Tensor, group, layer int, p bac
 	}
 	plan := &b.step.plan.KV[group]
 	shape := plan.Pool.(*Pages).Layout.Shapes[layer]
-	a, err := b.attentionOf(p.Heads, shape)
+	a, err := b.attentionOf(p.Heads, shape, 0)
 	if err != nil || a.family != anyAttention && s.Block%PageSlots != 0 {
 		return false // kernels for tensor cores see whole pages, or nothing of them
 	}

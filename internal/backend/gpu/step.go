@@ -148,6 +148,7 @@ func newList(name int, s *step) *list {
 			}
 			if !slices.ContainsFunc(l.uses, func(u attnOp) bool {
 				return u.group == o.attn.group && u.heads == o.attn.heads && u.kvHeads == o.attn.kvHeads &&
+					u.used == o.attn.used &&
 					u.sparse.block == o.attn.sparse.block && (u.heads == 0 || s.shape(u) == s.shape(o.attn))
 			}) {
 				l.uses = append(l.uses, o.attn)

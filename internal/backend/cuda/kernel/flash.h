@@ -195,7 +195,7 @@ template <int DIM, int WG, int SLOTS, bool PACKED, int USED = DIM> DEV void flas
     }
     return;
   }
-  if (WG > 1) more_registers<224>(); // with the loading warps' 56 all there are
+  if (WG > 1) more_registers<WG == 2 ? 224 : 152>(); // with the loading warps' 56 all there are
   int wg = warp >> 2, g = lane >> 2, t = lane & 3, par = 0;
   int wrow = H > 1 ? 0 : wg * 64, team = H > 1 ? 256 : 128; // its first row; threads that share queries
   u64 dq = desc128(qs + (H > 1 ? 0 : wg * TILE), 16, 1024);
