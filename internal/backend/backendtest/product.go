@@ -102,6 +102,7 @@ func halfSteps(s *suite) {
 	}
 	up, other, down := weight(wide, narrow), weight(wide, narrow), weight(narrow, wide)
 	long, short := k.vector(values("long", 0, wide)), k.vector(values("short", 0, narrow))
+	second := k.vector(values("long", 1, wide))
 	items := make([]int, n)
 	for i := range items {
 		items[i] = i
@@ -113,7 +114,7 @@ func halfSteps(s *suite) {
 			func() {
 				k.MatMul(x.Tensor, backend.Product{W: up, Y: a.Tensor}, backend.Product{W: other, Y: b.Tensor})
 			},
-			func() { k.AddBias(b.Tensor, long) },
+			func() { k.AddBias(b.Tensor, second) },
 			func() { k.AddBias(a.Tensor, long) },
 			func() { k.MatMul(x.Tensor, backend.Product{W: other, Y: h.Tensor}) },
 			func() { k.AddBias(h.Tensor, long) },
