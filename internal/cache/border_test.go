@@ -34,7 +34,7 @@ func TestUntouched(t *testing.T) {
 			t.Fatal(err)
 		}
 		both := m.Held([]*cache.Seq{full, other})
-		if one := m.Held([]*cache.Seq{full}); both < one || both > 2*one {
+		if one := m.Held([]*cache.Seq{full}); one != full.Bytes() || both < one || both > 2*one {
 			t.Errorf("%s: one sequence holds %d, two that share it %d", name, one, both)
 		}
 		other.Close()
@@ -175,6 +175,9 @@ func TestCutForgetsRows(t *testing.T) {
 	m := memory(t, dev, shapes["attention"])
 	for _, n := range []int{70, 64, 10, 0} {
 		s := remember(t, m, 70)
+		if !s.CanCut(n) {
+			t.Errorf("70 tokens cannot be cut to %d", n)
+		}
 		b, err := m.Begin([]cache.Segment{{Seq: s, Rows: 3}})
 		if err != nil {
 			t.Fatal(err)
