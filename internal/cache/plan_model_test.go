@@ -135,7 +135,13 @@ func (s *sight) pass(segs []Segment, paths [][]int32) {
 	}
 	for gi, g := range s.m.groups {
 		at, rows := 0, slices.Clone(rows)
-		for i := range segs { // the rows of a block see each other
+		for i := range segs { // the rows of an image see each other in a window, the rows of a block everywhere
+			for _, image := range segs[i].Images {
+				for r := image[0]; r < image[1] && g.window > 0; r++ {
+					x, last := rows[at+r], rows[at+image[1]-1]
+					rows[at+r] = &row{seq: x.seq, pos: x.pos, token: x.token, inPass: tokens[i][:image[1]], at: last.at}
+				}
+			}
 			if n := segs[i].Rows; segs[i].Block != nil && segs[i].Block[gi] {
 				last := rows[at+n-1]
 				for k, x := range rows[at:][:n] {
@@ -300,7 +306,10 @@ func TestRowsSeeWhatTheyMay(t *testing.T) {
 					switch r.IntN(4) {
 					case 0:
 						g.Rows, g.Prompt = 1+r.IntN(90), true
-						path = chain(g.Rows)
+						if path = chain(g.Rows); r.IntN(2) == 0 { // two images, one behind the other
+							at := r.IntN(g.Rows + 1)
+							g.Images = [][2]int{{r.IntN(at + 1), at}, {at, at + r.IntN(g.Rows-at+1)}}
+						}
 					case 1:
 						path = chain(r.IntN(g.Rows + 1))
 					case 2:

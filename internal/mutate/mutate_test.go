@@ -87,6 +87,14 @@ func Minus(a, b int) int { return a - b }
 
 func Twice(a, b int) int { return 2 * Minus(a, b) }
 
+func Size(n int) string {
+	switch {
+	case n < 1:
+		return "none"
+	}
+	return "some"
+}
+
 func Same(a, b *Box) bool { return len(a.list) == len(b.list) && a.Open == b.Open }
 `,
 		"tiny_test.go": `package tiny
@@ -106,6 +114,9 @@ func TestTiny(t *testing.T) {
 	}
 	if Twice(3, 1) != 4 {
 		t.Error("twice")
+	}
+	if Size(1) != "some" {
+		t.Error("size")
 	}
 }
 `,
@@ -132,6 +143,7 @@ func TestMutants(t *testing.T) {
 		"border   tiny.go:25: -1 is dropped",
 		"border   tiny.go:32: < becomes <=",
 		"border   tiny.go:35: >= becomes >",
+		"border   tiny.go:59: < becomes <=",
 		"branch   tiny.go:33: continue is missing",
 		"branch   tiny.go:36: break is missing",
 		"cleanup  tiny.go:30: missing: defer b.Close()",
@@ -141,8 +153,8 @@ func TestMutants(t *testing.T) {
 		"key      tiny.go:45: left out: text",
 		"key      tiny.go:46: not hashed: h.Write([]byte{byte(len(s))})",
 		"key      tiny.go:47: not hashed: h.Write([]byte(s))",
-		"key      tiny.go:57: not compared: a.Open == b.Open",
-		"key      tiny.go:57: not compared: len(a.list) == len(b.list)",
+		"key      tiny.go:65: not compared: a.Open == b.Open",
+		"key      tiny.go:65: not compared: len(a.list) == len(b.list)",
 		"lock     tiny.go:20: b.mu is not locked",
 		"negate   tiny.go:22: the condition is negated",
 		"negate   tiny.go:32: the condition is negated",
@@ -281,6 +293,18 @@ func TestHunk(t *testing.T) {
 		if got := hunk([]byte(c.before), []byte(c.after)); got != c.want {
 			t.Errorf("%q to %q: got %q, want %q", c.before, c.after, got, c.want)
 		}
+	}
+}
+
+// TestCase: a test that looks at the condition of a case and does not run what it guards finds mutants of it.
+func TestCase(t *testing.T) {
+	tiny(t)
+	var out strings.Builder
+	if err := run(t.Context(), []string{"-n", "0", "-op", "border", "-strict", "."}, &out); !errors.Is(err, errSurvivors) {
+		t.Fatal(err)
+	}
+	if strings.Contains(out.String(), "tiny.go:59") || !strings.Contains(out.String(), "3 of 4 (75 %)") {
+		t.Errorf("the test that sees it was not run\n%s", &out)
 	}
 }
 

@@ -15,6 +15,7 @@ type mutant struct {
 	What     string `json:"what"`
 	File     string `json:"file"`
 	Line     int    `json:"line"`
+	runs     int    // the line whose tests are tried: a profile counts the condition of a case only with what it guards
 	edits    []edit // in order
 }
 
@@ -83,8 +84,14 @@ func (f *finder) text(n ast.Node) string       { return string(f.src[f.offset(n.
 func (f *finder) typeOf(e ast.Expr) types.Type { return f.info.TypeOf(e) }
 
 func (f *finder) add(operator, what string, at ast.Node, edits ...edit) {
-	p := f.fset.Position(at.Pos())
-	f.out = append(f.out, mutant{Operator: operator, What: what, File: f.name, Line: p.Line, edits: edits})
+	line := f.fset.Position(at.Pos()).Line
+	runs := line
+	for i, n := range f.stack {
+		if c, ok := n.(*ast.CaseClause); ok && at.Pos() < c.Colon {
+			runs = f.fset.Position(f.stack[i-2].Pos()).Line // the switch, around its block
+		}
+	}
+	f.out = append(f.out, mutant{Operator: operator, What: what, File: f.name, Line: line, runs: runs, edits: edits})
 }
 
 // replace is an edit of a whole node.

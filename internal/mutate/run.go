@@ -350,7 +350,7 @@ func (t *tests) try(ctx context.Context, m *mutant, src []byte) (string, error) 
 	if err != nil {
 		return "", err
 	}
-	first, rest := t.choose(fmt.Sprintf("%s:%d", filepath.Base(m.File), m.Line))
+	first, rest := t.choose(fmt.Sprintf("%s:%d", filepath.Base(m.File), m.runs))
 	if len(first) == 0 {
 		return notRun, nil
 	}

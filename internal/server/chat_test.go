@@ -86,9 +86,15 @@ func TestToolCalls(t *testing.T) {
 			if !strings.HasPrefix(text(call, "id"), "call_") || text(call, "type") != "function" {
 				t.Errorf("call %v", call)
 			}
-			content, _, finish, calls := joined(f.events("/v1/chat/completions", with(q, dict{"stream": true})))
+			evs := f.events("/v1/chat/completions", with(q, dict{"stream": true}))
+			content, _, finish, calls := joined(evs)
 			if len(calls) != 1 {
 				t.Fatalf("calls %v", calls)
+			}
+			for _, e := range evs { // the end of a call is no chunk
+				if d := at(e.data, "choices", 0, "delta").(dict); len(d) == 0 && text(e.data, "choices", 0, "finish_reason") == "" {
+					t.Errorf("a chunk that says nothing: %v", e.data)
+				}
 			}
 			check("stream", content, finish, text(calls[0], "name"), text(calls[0], "arguments"))
 

@@ -208,6 +208,8 @@ func TestCountBorders(t *testing.T) {
 		{"/v1/completions", text(dict{"n": maxChoices/2 + 1, "prompt": []string{"x", "y"}}), "n"},
 		{"/completion", dict{"n_predict": 1, "prompt": slices.Repeat([]string{"x"}, maxChoices)}, ""},
 		{"/completion", dict{"n_predict": 1, "prompt": slices.Repeat([]string{"x"}, maxChoices+1)}, "prompt"},
+		{"/completion", dict{"n_predict": 1, "prompt": "x", "n_cmpl": maxChoices}, ""},
+		{"/completion", dict{"n_predict": 1, "prompt": "x", "n_cmpl": 0}, "n_cmpl"},
 		{"/v1/chat/completions", chat(dict{"logprobs": true, "top_logprobs": maxLogProbs}), ""},
 		{"/v1/chat/completions", chat(dict{"logprobs": true, "top_logprobs": maxLogProbs + 1}), "top_logprobs"},
 		{"/v1/chat/completions", chat(dict{"logprobs": true, "top_logprobs": -1}), "top_logprobs"},
