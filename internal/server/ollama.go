@@ -37,6 +37,24 @@ type ollamaRequest struct {
 	Top      int               `json:"top_logprobs"`
 	Context  []int32           `json:"context"` // of generate: the tokens of what was said before
 	Options  ollamaOptions     `json:"options"`
+
+	RenderOnly bool `json:"_debug_render_only"` // refused, like the next ones, which are for models that paint
+	Width      int  `json:"width"`
+	Height     int  `json:"height"`
+	Steps      int  `json:"steps"`
+}
+
+// refuse names what this server cannot do and a client must not believe it did.
+func (q *ollamaRequest) refuse() error {
+	if q.RenderOnly {
+		return invalid("_debug_render_only", "is not supported; /apply-template shows prompts")
+	}
+	for name, v := range map[string]int{"width": q.Width, "height": q.Height, "steps": q.Steps} {
+		if v != 0 {
+			return invalid(name, "is not supported; this server makes no images")
+		}
+	}
+	return nil
 }
 
 // ollamaOptions are the settings of an answer. num_ctx is not among them: the server's context is fixed, and a
@@ -63,9 +81,11 @@ type ollamaMessage struct {
 	Images    []string     `json:"images,omitempty"`
 	ToolCalls []ollamaCall `json:"tool_calls,omitempty"`
 	ToolName  string       `json:"tool_name,omitempty"`
+	CallID    string       `json:"tool_call_id,omitempty"`
 }
 
 type ollamaCall struct {
+	ID       string `json:"id,omitempty"`
 	Function struct {
 		Name      string          `json:"name"`
 		Arguments json.RawMessage `json:"arguments"`
@@ -125,6 +145,9 @@ func (s *ollama) name(name string) string {
 }
 
 func (q *ollamaRequest) conversation(chatting bool) (*conversation, error) {
+	if err := q.refuse(); err != nil {
+		return nil, err
+	}
 	fields, err := q.Options.fields()
 	if err != nil {
 		return nil, err
@@ -136,7 +159,8 @@ func (q *ollamaRequest) conversation(chatting bool) (*conversation, error) {
 	if chatting {
 		for i, m := range q.Messages {
 			at := "messages" + index(i)
-			msg := chat.Message{Role: m.Role, Content: m.Content, Reasoning: m.Thinking, Name: m.ToolName}
+			msg := chat.Message{Role: m.Role, Content: m.Content, Reasoning: m.Thinking, Name: m.ToolName,
+				ToolCallID: m.CallID}
 			switch {
 			case m.Role == "":
 				return nil, invalid(at+".role", "is missing")
@@ -150,7 +174,7 @@ func (q *ollamaRequest) conversation(chatting bool) (*conversation, error) {
 				if kindOf(call.Function.Arguments) == "null" {
 					call.Function.Arguments = json.RawMessage("{}")
 				}
-				c := chat.ToolCall{Name: call.Function.Name, Arguments: call.Function.Arguments}
+				c := chat.ToolCall{ID: call.ID, Name: call.Function.Name, Arguments: call.Function.Arguments}
 				msg.ToolCalls = append(msg.ToolCalls, c)
 			}
 			c.messages = append(c.messages, msg)

@@ -98,8 +98,11 @@ func (s *openAI) responses(w http.ResponseWriter, r *http.Request, q *responsesR
 		a := &responseAnswer{exchange: x, rep: x.replies[0], base: q.response(x.name, &x.req), q: q}
 		a.rep.keepDeltas = !q.Stream
 		a.seal = slices.Contains(q.Include, "reasoning.encrypted_content")
-		if a.summary = q.Reasoning != nil && q.Reasoning.Summary != "" && q.Reasoning.Summary != "none"; a.summary {
-			a.base.Reasoning["summary"] = q.Reasoning.Summary
+		if q.Reasoning != nil {
+			summary := cmp.Or(q.Reasoning.Summary, q.Reasoning.OldSummary)
+			if a.summary = summary != "" && summary != "none"; a.summary {
+				a.base.Reasoning["summary"] = summary
+			}
 		}
 		if q.Store == nil || *q.Store {
 			a.memory, a.owner = s.memory, ownerOf(r.Context())

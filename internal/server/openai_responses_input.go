@@ -35,8 +35,9 @@ type responsesRequest struct {
 		Verbosity string          `json:"verbosity"`
 	} `json:"text"`
 	Reasoning *struct {
-		Effort  string `json:"effort"`
-		Summary string `json:"summary"`
+		Effort     string `json:"effort"`
+		Summary    string `json:"summary"`
+		OldSummary string `json:"generate_summary"` // what it was called before
 	} `json:"reasoning"`
 	Kwargs   map[string]any  `json:"chat_template_kwargs"`
 	Metadata json.RawMessage `json:"metadata"`
