@@ -34,6 +34,8 @@ type conversation struct {
 	continueLast *bool                        // the assistant's last message is continued (nil and true), or is complete
 	keepAlive    *time.Duration               // for how long the model stays loaded afterwards; nil leaves it open
 	done         <-chan struct{}              // closed when the answer is no longer wanted; its prompt is incomplete then
+	// accepted is called when the generations are queued, before anything is sent; nil is not.
+	accepted func() error
 	// prompts returns the prompts of a request that has no messages.
 	prompts func(*model) ([]*dialog.Prompt, error)
 }

@@ -33,6 +33,10 @@ type core struct {
 
 	memory *memory // of conversations that later requests continue
 
+	jobs    sync.WaitGroup  // requests that go on without their clients
+	jobsEnd context.Context // ends them
+	endJobs context.CancelFunc
+
 	mu      sync.Mutex
 	inUse   map[*engine.Engine]*model
 	derived map[string]*derivedModel // by name
@@ -46,6 +50,7 @@ func newCore(cfg Config) *core {
 		derived: map[string]*derivedModel{}}
 	s.memory = newMemory(s.cfg.MaxStored, s.cfg.StoredAge)
 	s.stopping, s.stop = context.WithCancel(context.Background())
+	s.jobsEnd, s.endJobs = context.WithCancel(context.Background())
 	s.metrics = newMeter(s.started, s.models, cfg.Upstreams)
 	if cfg.Traces != nil {
 		s.tracer.Tracer = cfg.Traces.Tracer("strobe")

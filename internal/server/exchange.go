@@ -78,6 +78,12 @@ func (s *core) converse(w http.ResponseWriter, r *http.Request, c *conversation,
 	if err := x.submit(r.Context()); err != nil {
 		return nil, err
 	}
+	if c.accepted != nil {
+		if err := c.accepted(); err != nil {
+			x.abandon(r)
+			return nil, err
+		}
+	}
 	if q := &x.replies[0].req; q.Seen > 0 {
 		w.Header().Set("Strobe-Prefill", fmt.Sprintf("seen=%d, kept=%d", q.Seen, len(q.Tokens)))
 	}

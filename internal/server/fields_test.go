@@ -142,8 +142,8 @@ var apiFields = []struct {
 			"input_extra":  honoured}}},
 	{"/v1/responses", responsesRequest{}, `"input":"x","max_output_tokens":1`, "", []map[string]field{otherFields, openAINames, {
 		"input": honoured, "instructions": honoured, "previous_response_id": honoured, "store": honoured, "include": honoured,
-		"top_logprobs": honoured, "conversation": refuse(`"c"`), "prompt": refuse(`{"id":"p"}`),
-		"background": refuse(`true`),
+		"top_logprobs": honoured, "conversation": honoured, "prompt": refuse(`{"id":"p"}`),
+		"background": honoured,
 		"tools":      honoured, "tool_choice": honoured, "parallel_tool_calls": honoured, "max_output_tokens": honoured,
 		"text": honoured, "reasoning": honoured, "chat_template_kwargs": honoured, "metadata": honoured,
 		"temperature": honoured,
