@@ -28,6 +28,7 @@ type conversation struct {
 	logProbs *int            // how many alternatives of each token to return; nil returns no log probabilities
 	choices  int             // answers to each prompt
 	stream   bool            // the answer is shown while it is generated
+	noShift  bool            // the answer ends when the context is full, though the server would forget some of it
 
 	imageRows    int                          // tokens an image may have; 0 leaves it open
 	fetch        func(string) ([]byte, error) // gets images at URLs; nil refuses them

@@ -167,7 +167,7 @@ func (s *core) loaded(name string) (*model, error) {
 // defaults returns a request with the defaults of a model. In rising order of precedence they are the program's, those
 // of the model's file, the configuration's for all models and for this one, and what POST /props changed.
 func (s *core) defaults(m *model) engine.Request {
-	req := engine.Request{Params: s.cfg.Params, Spec: s.cfg.Spec, MaxTokens: s.cfg.MaxTokens}
+	req := engine.Request{Params: s.cfg.Params, Spec: s.cfg.Spec, MaxTokens: s.cfg.MaxTokens, Shift: s.cfg.Shift}
 	own := m.engine.Model().Sampling
 	own.Apply(&req.Params)
 	s.cfg.Sampling.Apply(&req.Params)

@@ -67,6 +67,9 @@ func (s *core) converse(w http.ResponseWriter, r *http.Request, c *conversation,
 		return nil, err
 	}
 	x.req.Stops = append(x.req.Stops, c.stops...)
+	if c.noShift {
+		x.req.Shift = nil
+	}
 	if c.logProbs != nil {
 		x.req.LogProbs, x.req.WantLogProb = *c.logProbs, true
 	}

@@ -79,8 +79,7 @@ var samplingNames = map[string]field{
 	"t_max_prompt_ms": refuse(`5`), "t_max_predict_ms": refuse(`5`), "post_sampling_probs": refuse(`true`),
 	"min_keep": refuse(`2`),
 	"n_indent": refuse(`4`), "adaptive_target": refuse(`0.5`),
-	"n_keep":           harmless("nothing is forgotten: a prompt that does not fit is an error"),
-	"n_discard":        harmless("likewise"),
+	"n_keep": honoured, "n_discard": honoured,
 	"backend_sampling": harmless(forSpeed), "speculative.n_max": harmless(forSpeed),
 	"speculative.n_min": harmless(forSpeed),
 	"speculative.p_min": harmless(forSpeed), "preserved_tokens": harmless("it goes with grammar_lazy, which is refused"),
@@ -104,7 +103,7 @@ var openAINames = map[string]field{
 // ollamaNames are fields that both of Ollama's ways to ask have.
 var ollamaNames = map[string]field{
 	"_debug_render_only": refuse(`true`), "width": refuse(`8`), "height": refuse(`8`), "steps": refuse(`8`),
-	"truncate": harmless("a conversation that does not fit is an error"), "shift": harmless("likewise"),
+	"truncate": harmless("a conversation that does not fit is an error"), "shift": honoured,
 }
 
 // apiFields are the fields of all requests that ask a model something, as the types of the four APIs' clients have
@@ -190,7 +189,7 @@ var apiFields = []struct {
 			"audio":              refuse(`{"a":1}`),
 			"web_search_options": refuse(`{"a":1}`), "context_management": refuse(`[1]`), "moderation": refuse(`{"a":1}`),
 			"num_ctx":  harmless("the context is the server's; one that is larger than asked for changes no answer that fits"),
-			"num_keep": harmless("nothing is forgotten"), "penalize_newline": harmless("Ollama itself has not read it for years"),
+			"num_keep": honoured, "penalize_newline": harmless("Ollama itself has not read it for years"),
 			"num_batch": harmless(forSpeed), "num_gpu": harmless(forSpeed), "main_gpu": harmless(forSpeed),
 			"use_mmap":  harmless(forSpeed),
 			"use_mlock": harmless(forSpeed), "num_thread": harmless(forSpeed), "numa": harmless(forSpeed),

@@ -149,7 +149,7 @@ func (a *nativeAnswer) end(i int, out map[string]any) map[string]any {
 		limit = a.req.MaxTokens
 	}
 	for k, v := range map[string]any{
-		"stop": true, "model": a.name, "prompt": rep.promptText(), "id_slot": res.Slot, "truncated": false,
+		"stop": true, "model": a.name, "prompt": rep.promptText(), "id_slot": res.Slot, "truncated": res.Forgotten > 0,
 		"stop_type": kind, "stopping_word": res.Stop, "has_new_line": strings.Contains(rep.content.String(), "\n"),
 		"tokens_cached": res.Prompt + res.Generated, "tokens_predicted": res.Generated, "timings": timings(res),
 		"generation_settings": map[string]any{

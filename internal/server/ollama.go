@@ -37,6 +37,7 @@ type ollamaRequest struct {
 	Top      int               `json:"top_logprobs"`
 	Context  []int32           `json:"context"` // of generate: the tokens of what was said before
 	Options  ollamaOptions     `json:"options"`
+	Shift    *bool             `json:"shift"` // false ends the answer when the context is full
 
 	RenderOnly bool `json:"_debug_render_only"` // refused, like the next ones, which are for models that paint
 	Width      int  `json:"width"`
@@ -62,6 +63,7 @@ func (q *ollamaRequest) refuse() error {
 type ollamaOptions struct {
 	samplingFields
 	NumPredict *int `json:"num_predict"`
+	NumKeep    *int `json:"num_keep"`
 	refusedFields
 }
 
@@ -70,6 +72,9 @@ func (o *ollamaOptions) fields() (samplingFields, error) {
 	f := o.samplingFields
 	if o.NumPredict != nil {
 		f.NPredict = o.NumPredict
+	}
+	if o.NumKeep != nil {
+		f.NKeep = o.NumKeep
 	}
 	return f, o.refusedFields.check()
 }
@@ -153,6 +158,7 @@ func (q *ollamaRequest) conversation(chatting bool) (*conversation, error) {
 		return nil, err
 	}
 	c := newConversation(q.Model, &fields, q.Stream == nil || *q.Stream)
+	c.noShift = q.Shift != nil && !*q.Shift
 	if c.keepAlive, err = keepAlive(q.Keep); err != nil {
 		return nil, err
 	}
