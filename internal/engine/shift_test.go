@@ -76,7 +76,7 @@ func TestShift(t *testing.T) {
 	}
 }
 
-// TestShiftSampled: with sampling and penalties, drafts change nothing either, and other requests beside it keep theirs.
+// TestShiftSampled: with sampling and penalties drafts change nothing either, and other requests keep their texts.
 func TestShiftSampled(t *testing.T) {
 	e := start(t, "qwen35", Config{Context: 64, Parallel: 4})
 	req := Request{Tokens: randomPrompt(3, 30), IgnoreEOG: true, MaxTokens: 120, Params: seeded, Shift: &Shift{Keep: 4}}

@@ -89,7 +89,8 @@ func TestBackground(t *testing.T) {
 		t.Errorf("cancelled without background: %d %s", status, b)
 	}
 	// A request that is wrong is an ordinary error.
-	if status, b := f.do("POST", "/v1/responses", `{"input":"`+strings.Repeat("word ", 3000)+`","background":true}`); status != 400 {
+	long := `{"input":"` + strings.Repeat("word ", 3000) + `","background":true}`
+	if status, b := f.do("POST", "/v1/responses", long); status != 400 {
 		t.Errorf("a prompt that does not fit: %d %.200s", status, b)
 	}
 	f.s.jobs.Wait()
@@ -133,8 +134,8 @@ func TestBackgroundStream(t *testing.T) {
 	if got := f.get("/v1/responses/"+id, 200); text(got, "status") != "in_progress" {
 		t.Errorf("after the client left: %v", got)
 	}
-	if status, b := f.do("POST", "/v1/responses", encode(t, dict{"input": "y", "previous_response_id": id})); status != 400 ||
-		!strings.Contains(string(b), "not complete") {
+	next := encode(t, dict{"input": "y", "previous_response_id": id})
+	if status, b := f.do("POST", "/v1/responses", next); status != 400 || !strings.Contains(string(b), "not complete") {
 		t.Errorf("continued while it is made: %d %s", status, b)
 	}
 	go func() {

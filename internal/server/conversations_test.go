@@ -13,7 +13,8 @@ func TestConversations(t *testing.T) {
 	conv := f.post("/v1/conversations", dict{"metadata": dict{"topic": "a"},
 		"items": []dict{{"role": "developer", "content": "Be brief."}}})
 	id := text(conv, "id")
-	if text(conv, "object") != "conversation" || text(conv, "metadata", "topic") != "a" || number(conv, "created_at") == 0 {
+	if text(conv, "object") != "conversation" || text(conv, "metadata", "topic") != "a" ||
+		number(conv, "created_at") == 0 {
 		t.Errorf("created: %v", conv)
 	}
 	path := "/v1/conversations/" + id
@@ -63,7 +64,8 @@ func TestConversations(t *testing.T) {
 	// Items can be referred to, added, looked at and removed.
 	ref := dict{"type": "item_reference", "id": text(list, "data", 1, "id")}
 	added := f.post(path+"/items", dict{"items": []dict{ref, {"role": "user", "content": "more"}}})
-	if text(added, "data", 0, "content", 0, "text") != "Good morning" || text(added, "data", 1, "content", 0, "text") != "more" {
+	if text(added, "data", 0, "content", 0, "text") != "Good morning" ||
+		text(added, "data", 1, "content", 0, "text") != "more" {
 		t.Errorf("added: %v", added)
 	}
 	item := text(added, "last_id")
@@ -86,7 +88,8 @@ func TestConversations(t *testing.T) {
 		at(c, "created_at") != at(conv, "created_at") {
 		t.Errorf("changed: %v", c)
 	}
-	if status, b := f.do("DELETE", path, ""); status != 200 || text(decodeObject(t, b), "object") != "conversation.deleted" {
+	if status, b := f.do("DELETE", path, ""); status != 200 ||
+		text(decodeObject(t, b), "object") != "conversation.deleted" {
 		t.Errorf("deleted: %d %s", status, b)
 	}
 	f.get(path, 404)
@@ -112,7 +115,8 @@ func TestConversationErrors(t *testing.T) {
 		{"POST", "/v1/conversations", dict{"items": []dict{{"type": "item_reference", "id": "none"}}}, 404},
 		{"POST", "/v1/conversations", dict{"items": []dict{{"role": "user", "content": long + long}}}, 413},
 		{"POST", "/v1/conversations/" + conv + "/items", dict{}, 400},
-		{"POST", "/v1/conversations/" + conv + "/items", dict{"items": []dict{{"role": "user", "content": long + long}}}, 413},
+		{"POST", "/v1/conversations/" + conv + "/items",
+			dict{"items": []dict{{"role": "user", "content": long + long}}}, 413},
 		{"POST", "/v1/conversations/" + resp + "/items", dict{"items": []dict{{"role": "user", "content": "x"}}}, 404},
 		{"GET", "/v1/conversations/" + resp, "", 404},
 		{"DELETE", "/v1/conversations/" + resp, "", 404},
@@ -133,7 +137,8 @@ func TestConversationErrors(t *testing.T) {
 	}
 	// A server that keeps nothing says so.
 	f.serve(New(Config{Models: Single("m", f.e), MaxStored: -1}))
-	if status, b := f.do("POST", "/v1/conversations", "{}"); status != 413 || !strings.Contains(string(b), "responses-memory") {
+	if status, b := f.do("POST", "/v1/conversations", "{}"); status != 413 ||
+		!strings.Contains(string(b), "responses-memory") {
 		t.Errorf("a server that keeps nothing: %d %s", status, b)
 	}
 	if status, b := f.do("POST", "/v1/responses", `{"input":"x","background":true}`); status != 400 {

@@ -7,7 +7,8 @@ import (
 
 // respondLater makes a response that goes on when the client leaves. The client gets it as it is queued, or its events
 // if it asked for a stream.
-func (s *openAI) respondLater(w http.ResponseWriter, r *http.Request, q *responsesRequest, c *conversation) (any, error) {
+func (s *openAI) respondLater(w http.ResponseWriter, r *http.Request, q *responsesRequest,
+	c *conversation) (any, error) {
 	if !q.stores() || s.memory.limit <= 0 {
 		return nil, invalid("background", "needs a response that is kept; see store and --responses-memory")
 	}

@@ -80,9 +80,9 @@ type placedItem struct {
 	raw json.RawMessage
 }
 
-// recall returns a whole conversation: the items of the one that before names, or what the response of that id and those
-// before it were made of; then the new input. Every reference is replaced by what it refers to. All of it together may
-// be as large as one request.
+// recall returns a whole conversation: the items of the one that before names, or what the response of that id and
+// those before it were made of; then the new input. Every reference is replaced by what it refers to. All of it
+// together may be as large as one request.
 func (s *openAI) recall(owner, before string, input []json.RawMessage) ([]placedItem, error) {
 	var out []placedItem
 	if isConversation(before) {

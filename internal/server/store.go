@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// memory keeps turns of conversations (OpenAI's responses and conversations, Anthropic's threads) and their items for requests that refer
-// to them, in RAM and within limits: the least recently used are dropped first. Its methods may be called from any
-// goroutine.
+// memory keeps turns of conversations (OpenAI's responses and conversations, Anthropic's threads) and their items for
+// requests that refer to them, in RAM and within limits: the least recently used are dropped first. Its methods may be
+// called from any goroutine.
 type memory struct {
 	limit int64         // bytes of all; none keeps nothing
 	age   time.Duration // since the last use

@@ -81,7 +81,7 @@ type timingsJSON struct {
 	SpeedupEst     float64 `json:"speedup_est,omitempty"`
 	QueuedMS       float64 `json:"queued_ms,omitempty"`
 	FirstMS        float64 `json:"first_token_ms,omitempty"` // from the request's arrival in the queue
-	ForgottenN     int     `json:"forgotten_n,omitempty"`    // tokens dropped when the context was full; see --context-shift
+	ForgottenN     int     `json:"forgotten_n,omitempty"`    // tokens dropped when the context was full
 
 	DraftSources map[string]sourceJSON `json:"draft_sources,omitempty"` // by name, of those that were asked
 }

@@ -3,8 +3,8 @@ package parse
 import "strings"
 
 // deepSeek reads the calls of DeepSeek's models, which its distilled Qwen and Llama models write, too:
-// NAME, a separator and {...} since V3.1; before that function, the separator, NAME on a line, and {...} as fenced code.
-// The marker that closes the call follows.
+// NAME, a separator and {...} since V3.1; before that the word function, the separator, NAME on a line, and {...} as
+// fenced code. The marker that closes the call follows.
 type deepSeek struct {
 	p     *Parser
 	state deepSeekState
