@@ -7,7 +7,7 @@ import "slices"
 // that of a request with the shortened text would. What penalties and constraints remember stays whole.
 type Shift struct {
 	Keep    int // tokens of the beginning that stay, besides one that begins every text; negative keeps the prompt
-	Discard int // tokens dropped after them; 0 drops half
+	Discard int // tokens dropped after them; 0 or less drops half
 }
 
 // shiftRoom is how many tokens of a context Keep leaves free at least, as in llama.cpp.

@@ -202,19 +202,14 @@ func (f *samplingFields) apply(req *engine.Request, tok *tokenizer.Tokenizer) er
 			limitTokens(req, *x.v)
 		}
 	}
-	if err := f.shift(req); err != nil {
-		return err
-	}
+	f.shift(req)
 	return f.Strobe.apply(req)
 }
 
 // shift says what is forgotten when the context is full. Where the server forgets nothing, it changes nothing.
-func (f *samplingFields) shift(req *engine.Request) error {
-	if f.NDiscard != nil && *f.NDiscard < 0 {
-		return invalid("n_discard", "must be at least 0")
-	}
+func (f *samplingFields) shift(req *engine.Request) {
 	if req.Shift == nil || f.NKeep == nil && f.NDiscard == nil {
-		return nil
+		return
 	}
 	own := *req.Shift
 	if f.NKeep != nil {
@@ -224,7 +219,6 @@ func (f *samplingFields) shift(req *engine.Request) error {
 		own.Discard = *f.NDiscard
 	}
 	req.Shift = &own
-	return nil
 }
 
 // limitTokens sets how many tokens an answer may have. Negative is without a limit; at 0 the prompt
