@@ -47,6 +47,8 @@ type serveOptions struct {
 	queue     int
 	ubatch    int
 	maxTokens int
+	shift     bool
+	keep      int
 
 	keys    []string
 	keyFile string
@@ -152,6 +154,9 @@ the one "strobe config" names.`,
 	f.IntVar(&opt.queue, "queue", 512, "requests that may wait for their turn; others are refused")
 	f.IntVar(&opt.maxTokens, "max-tokens", 0,
 		"most tokens of an answer when the request does not say (default: until the context is full)")
+	f.BoolVar(&opt.shift, "context-shift", false,
+		"let answers go on when the context is full: half of it is forgotten, and the rest is read again")
+	f.IntVar(&opt.keep, "keep", 0, "with --context-shift, tokens of the beginning that are never forgotten; -1 is the whole prompt")
 	f.StringArrayVar(&opt.keys, "api-key", nil, "key that requests must give; may be repeated (also "+keyVariable+")")
 	f.StringVar(&opt.keyFile, "api-key-file", "", "file with keys, one per line")
 	f.StringArrayVar(&opt.cors, "cors", nil, "origin whose web pages may use the server, * for any; may be repeated")
@@ -602,6 +607,12 @@ func (o *serveOptions) config(log *slog.Logger) (cfg server.Config, err error) {
 		if st, err := os.Stat(o.mediaPath); err != nil || !st.IsDir() {
 			return cfg, usagef("--media-path %s: is not a folder", o.mediaPath)
 		}
+	}
+	if o.shift {
+		cfg.Shift = &engine.Shift{Keep: o.keep}
+	}
+	if o.keep < -1 || o.keep != 0 && !o.shift {
+		return cfg, usagef("--keep %d: want --context-shift with a number of tokens, or -1 for the whole prompt", o.keep)
 	}
 	if o.maxStored == 0 { // there zero means the default
 		cfg.MaxStored = -1

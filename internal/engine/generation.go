@@ -153,7 +153,7 @@ func (g *Generation) progress() {
 func (g *Generation) finish(rest []byte, r Result) {
 	g.mu.Lock()
 	g.pending.Text = append(g.pending.Text, rest...)
-	r.Prompt, r.Seen = len(g.req.Tokens), g.req.Seen
+	r.Prompt, r.Seen = g.state.Prompt, g.req.Seen
 	r.Total = time.Since(g.submitted)
 	g.pending.Result = &r
 	g.state.Phase = PhaseDone

@@ -36,7 +36,9 @@ type job struct {
 	stats   speculate.Stats // of earlier legs
 	sampler *guarded
 	text    *Text
-	tokens  []int32 // generated
+	tokens  []int32 // generated since the last shift
+	before  int     // tokens generated before that; see shift.go
+	forgot  int     // tokens dropped by shifts
 	out     []Token // of the current step
 	reason  Reason
 	logits  []float32         // copy of the newest row, when log probabilities are wanted,
@@ -65,6 +67,9 @@ func (j *job) all() []int32 {
 	return slices.Concat(j.g.req.Tokens, j.tokens)
 }
 
+// generated is the number of tokens drawn so far.
+func (j *job) generated() int { return j.before + len(j.tokens) }
+
 // running reports whether the job has memory.
 func (j *job) running() bool { return j.loading == nil && j.waits == nil && !j.paused }
 
@@ -88,10 +93,10 @@ func (j *job) next(r *speculate.Runner, limit int) error {
 	}
 	c := speculate.Config{
 		Options: req.Spec, Seq: j.seq, Contexts: j.drafts.forRunner(), Known: all[:at], Prompt: all[at:], Images: j.images,
-		Sampler: j.sampler, Context: limit, Max: req.MaxTokens, Emit: j.emit,
+		Sampler: j.sampler, Context: limit, Max: j.model.most(req), Emit: j.emit,
 	}
 	if c.Max > 0 {
-		c.Max -= len(j.tokens)
+		c.Max -= j.generated()
 	}
 	j.last = true
 	if req.LogProbs > 0 || req.WantLogProb {

@@ -262,9 +262,9 @@ func (l *loop) begin(j *job) {
 	}
 	l.mark(j)
 	j.g.update(func(s *State) {
-		s.Phase, s.Slot, s.Cached, s.Processed = PhasePrompt, j.slot, j.cached, min(j.kept, len(j.g.req.Tokens))
+		s.Phase, s.Slot, s.Cached, s.Processed = PhasePrompt, j.slot, j.cached, min(j.kept, s.Prompt)
 	})
-	if j.g.req.Progress && len(j.tokens) == 0 {
+	if j.g.req.Progress && j.generated() == 0 {
 		j.g.progress() // at once: a pass over a chunk may take seconds
 	}
 	l.proceed(j)
@@ -465,12 +465,12 @@ func (l *loop) settle(j *job) {
 	j.out = j.out[:0]
 	at := min(j.seq.Len(), len(j.g.req.Tokens))
 	j.g.update(func(s *State) {
-		s.Processed = at
+		s.Processed = min(at, s.Prompt)
 		if len(j.tokens) > 0 {
 			s.Phase = PhaseGenerate
 		}
 	})
-	if j.g.req.Progress && len(j.tokens) == 0 {
+	if j.g.req.Progress && j.generated() == 0 {
 		j.g.progress()
 	}
 	l.checkpoint(j)
@@ -487,6 +487,7 @@ func (l *loop) settle(j *job) {
 		l.end(j, ReasonError, j.sampler.err)
 	case j.stream.Err() != nil:
 		l.end(j, ReasonError, j.stream.Err())
+	case j.last && j.reason == 0 && l.shift(j):
 	case j.last:
 		if j.reason == 0 {
 			j.reason = ReasonLength
@@ -527,7 +528,7 @@ func (l *loop) end(j *job, r Reason, err error) {
 	rest := j.text.Flush()
 	res := Result{
 		Reason: r, Stop: string(j.text.Stopped), Err: err, Slot: j.slot,
-		Cached: j.cached, Generated: len(j.tokens),
+		Cached: j.cached, Generated: j.generated(), Forgotten: j.forgot,
 		Queued: j.since.Sub(j.g.submitted), First: j.first, Stats: st,
 	}
 	if len(j.text.Stopped) > 0 && (r == ReasonLength || r == ReasonEOG) {

@@ -19,6 +19,7 @@ type Request struct {
 	Constraint  sample.Constraint
 	Spec        speculate.Options // zero lets the controller decide
 	MaxTokens   int               // most tokens to generate; 0 means as many as the context holds
+	Shift       *Shift            // what to forget when the context is full; nil ends the generation then
 	PromptOnly  bool              // run the prompt (into the cache) and generate nothing
 	Stops       []string          // the text ends before any of these
 	IgnoreEOG   bool              // never end by an end-of-generation token
@@ -118,6 +119,7 @@ type Result struct {
 	Seen      int // of them before it was shortened; 0 if it was not
 	Cached    int // of them, found in the cache
 	Generated int // tokens drawn, an end-of-generation token included
+	Forgotten int // tokens of prompt and answer that were dropped when the context was full; see Shift
 
 	Queued time.Duration // from Submit until a slot was free
 	First  time.Duration // from Submit until the first token; 0 without one

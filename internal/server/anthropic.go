@@ -34,8 +34,9 @@ type messagesRequest struct {
 		Effort string          `json:"effort"`
 	} `json:"output_config"`
 	Thread     *threadField      `json:"thread"`
-	MCPServers []json.RawMessage `json:"mcp_servers"` // refused, like the next one
+	MCPServers []json.RawMessage `json:"mcp_servers"` // refused, like the next ones
 	Container  json.RawMessage   `json:"container"`
+	Compaction json.RawMessage   `json:"compaction"`
 
 	sent   []anthropicMessage // the messages of the request itself, when a thread has more
 	before int                // how many messages the thread has before them

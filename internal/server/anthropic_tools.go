@@ -63,6 +63,8 @@ func (q *messagesRequest) refuse() error {
 		return invalid("mcp_servers", "is not supported; offer their tools in tools and run them yourself")
 	case kindOf(q.Container) != "null":
 		return invalid("container", "is not supported; nothing runs on this server but the model")
+	case kindOf(q.Compaction) != "null":
+		return invalid("compaction", "is not supported; ask the model for a summary and begin a new conversation with it")
 	}
 	return nil
 }

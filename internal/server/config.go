@@ -7,6 +7,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
+	"strobe/internal/engine"
 	"strobe/internal/sample"
 	"strobe/internal/speculate"
 	"strobe/internal/upstream"
@@ -27,6 +28,7 @@ type Config struct {
 	Spec      speculate.Options // likewise
 	MaxTokens int               // likewise; 0 means until the context is full
 	Seed      *uint64           // likewise; nil takes a new one for each request
+	Shift     *engine.Shift     // likewise: what is forgotten when the context is full; nil ends answers then
 
 	Chat ChatDefaults // likewise, for conversations
 	// Sampling is what was asked for on purpose: it comes before what a model's makers recommend, which comes before

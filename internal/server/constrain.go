@@ -37,7 +37,7 @@ func newVocab(tok *tokenizer.Tokenizer, control ...string) *grammar.Vocab {
 
 // callMarkers are the tokens inside and at the end of calls, which some vocabularies have as control tokens.
 var callMarkers = []string{"</tool_call>", "<tool_call|>", `<|"|>`, "[ARGS]", "[CALL_ID]", "<|channel|>",
-	"<|constrain|>", "<|message|>"}
+	"<|constrain|>", "<|message|>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"}
 
 // maxGrammars is how many compiled schemas a model keeps, and maxGrammarBytes how much memory they may take. Clients
 // use few, again and again, and what a grammar learns about the vocabulary is worth more than its compilation.
@@ -148,6 +148,7 @@ func (gs *grammars) calls(c *conversation) (*grammar.Grammar, error) {
 // callNotations are the grammars of calls by the family of the parser that reads them.
 var callNotations = map[string]grammar.Notation{"hermes": grammar.CallJSON, "qwenxml": grammar.CallTags,
 	"gemma4": grammar.CallGemma, "llama3": grammar.CallLlama, "mistral": grammar.CallArgs,
+	"deepseek": grammar.CallDeepSeek, "deepseek fenced": grammar.CallDeepSeekFenced,
 	"mistral list": grammar.CallList, "harmony": grammar.CallHarmony}
 
 // thinkMarkers are what begins and ends reasoning in this model's text.

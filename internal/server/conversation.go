@@ -28,12 +28,15 @@ type conversation struct {
 	logProbs *int            // how many alternatives of each token to return; nil returns no log probabilities
 	choices  int             // answers to each prompt
 	stream   bool            // the answer is shown while it is generated
+	noShift  bool            // the answer ends when the context is full, though the server would forget some of it
 
 	imageRows    int                          // tokens an image may have; 0 leaves it open
 	fetch        func(string) ([]byte, error) // gets images at URLs; nil refuses them
 	continueLast *bool                        // the assistant's last message is continued (nil and true), or is complete
 	keepAlive    *time.Duration               // for how long the model stays loaded afterwards; nil leaves it open
 	done         <-chan struct{}              // closed when the answer is no longer wanted; its prompt is incomplete then
+	// accepted is called when the generations are queued, before anything is sent; nil is not.
+	accepted func() error
 	// prompts returns the prompts of a request that has no messages.
 	prompts func(*model) ([]*dialog.Prompt, error)
 }

@@ -33,6 +33,10 @@ type core struct {
 
 	memory *memory // of conversations that later requests continue
 
+	jobs    sync.WaitGroup  // requests that go on without their clients
+	jobsEnd context.Context // ends them
+	endJobs context.CancelFunc
+
 	mu      sync.Mutex
 	inUse   map[*engine.Engine]*model
 	derived map[string]*derivedModel // by name
@@ -46,6 +50,7 @@ func newCore(cfg Config) *core {
 		derived: map[string]*derivedModel{}}
 	s.memory = newMemory(s.cfg.MaxStored, s.cfg.StoredAge)
 	s.stopping, s.stop = context.WithCancel(context.Background())
+	s.jobsEnd, s.endJobs = context.WithCancel(context.Background())
 	s.metrics = newMeter(s.started, s.models, cfg.Upstreams)
 	if cfg.Traces != nil {
 		s.tracer.Tracer = cfg.Traces.Tracer("strobe")
@@ -162,7 +167,7 @@ func (s *core) loaded(name string) (*model, error) {
 // defaults returns a request with the defaults of a model. In rising order of precedence they are the program's, those
 // of the model's file, the configuration's for all models and for this one, and what POST /props changed.
 func (s *core) defaults(m *model) engine.Request {
-	req := engine.Request{Params: s.cfg.Params, Spec: s.cfg.Spec, MaxTokens: s.cfg.MaxTokens}
+	req := engine.Request{Params: s.cfg.Params, Spec: s.cfg.Spec, MaxTokens: s.cfg.MaxTokens, Shift: s.cfg.Shift}
 	own := m.engine.Model().Sampling
 	own.Apply(&req.Params)
 	s.cfg.Sampling.Apply(&req.Params)

@@ -28,6 +28,29 @@ func TestLazyMistralCalls(t *testing.T) {
 	})
 }
 
+// Templates in the manner of DeepSeek, new and old.
+const (
+	deepSeekTemplate = `{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{% for m in messages %}<｜{{ m.role }}｜>{{ m.content }}` +
+		`{% for c in m.tool_calls or [] %}<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ c.function.name }}<｜tool▁sep｜>{{ c.function.arguments | tojson }}<｜tool▁call▁end｜><｜tool▁calls▁end｜>{% endfor %}` +
+		`{% endfor %}{% if add_generation_prompt %}<｜Assistant｜>{% endif %}`
+	deepSeekOldTemplate = `{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{% for m in messages %}<｜{{ m.role }}｜>{{ m.content }}` +
+		`{% for c in m.tool_calls or [] %}<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ c.function.name }}` + "\n```json\n" +
+		`{{ c.function.arguments | tojson }}` + "\n```" + `<｜tool▁call▁end｜><｜tool▁calls▁end｜>{% endfor %}{% endfor %}{% if add_generation_prompt %}<｜Assistant｜>{% endif %}`
+)
+
+// TestLazyDeepSeekCalls: DeepSeek's two notations are held to the schemas of tools like the others.
+func TestLazyDeepSeekCalls(t *testing.T) {
+	const begin, sep = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
+	lazyCalls(t, []callNotation{
+		{"new", "qwen35", deepSeekTemplate, begin + "set" + sep + `{"unit": "C", "days": 3}<｜tool▁call▁end｜><｜tool▁calls▁end｜>`,
+			[]string{begin + "unset" + sep, begin + "set" + sep + `{"days": 77, "x": 1`, begin + "set{"}},
+		{"fenced", "qwen35", deepSeekOldTemplate,
+			begin + "function" + sep + "set\n```json\n" + `{"unit": "C", "days": 3}` + "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+			[]string{begin + "function" + sep + "unset\n", begin + "function" + sep + "set\n```json\n{\"days\": 77, \"x\": 1",
+				begin + "set" + sep + "{"}},
+	})
+}
+
 // TestLlamaCalls: a call is the whole answer and is held to its schema from its name on.
 func TestLlamaCalls(t *testing.T) {
 	sch := compileSchema(t, setSchema)
@@ -93,6 +116,7 @@ func TestJSONAnswerBesideTools(t *testing.T) {
 // TestToolsAnnounced: a model is said to call tools only if its calls are understood.
 func TestToolsAnnounced(t *testing.T) {
 	for template, want := range map[string]bool{llamaTemplate: true, mistralListTemplate: true, hermesTemplate: true,
+		deepSeekTemplate: true, deepSeekOldTemplate: true,
 		`{{ tools }}{{ messages[0].content }}`: false} {
 		f := start(t, options{template: template, plain: true})
 		caps := encode(t, f.post("/api/show", dict{"model": "qwen35"})["capabilities"])

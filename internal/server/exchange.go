@@ -67,6 +67,9 @@ func (s *core) converse(w http.ResponseWriter, r *http.Request, c *conversation,
 		return nil, err
 	}
 	x.req.Stops = append(x.req.Stops, c.stops...)
+	if c.noShift {
+		x.req.Shift = nil
+	}
 	if c.logProbs != nil {
 		x.req.LogProbs, x.req.WantLogProb = *c.logProbs, true
 	}
@@ -77,6 +80,12 @@ func (s *core) converse(w http.ResponseWriter, r *http.Request, c *conversation,
 	a := show(x)
 	if err := x.submit(r.Context()); err != nil {
 		return nil, err
+	}
+	if c.accepted != nil {
+		if err := c.accepted(); err != nil {
+			x.abandon(r)
+			return nil, err
+		}
 	}
 	if q := &x.replies[0].req; q.Seen > 0 {
 		w.Header().Set("Strobe-Prefill", fmt.Sprintf("seen=%d, kept=%d", q.Seen, len(q.Tokens)))

@@ -106,6 +106,7 @@ type refusedFields struct {
 	Audio            json.RawMessage `json:"audio"` // OpenAI's, like the next ones
 	WebSearch        json.RawMessage `json:"web_search_options"`
 	ContextEdits     json.RawMessage `json:"context_management"`
+	Moderation       json.RawMessage `json:"moderation"`
 	BestOf           json.RawMessage `json:"best_of"` // 1 likewise
 }
 

@@ -19,6 +19,7 @@ type nativeRequest struct {
 	Stream         bool            `json:"stream"`
 	NProbs         int             `json:"n_probs"`
 	NCompletions   *int            `json:"n_cmpl"`
+	N              *int            `json:"n"` // the same
 	ReturnTokens   bool            `json:"return_tokens"`
 	ResponseFields []string        `json:"response_fields"`
 
@@ -39,10 +40,12 @@ func (s *llamaCPP) completion(w http.ResponseWriter, r *http.Request, q *nativeR
 
 // completions is how many answers each prompt gets.
 func (q *nativeRequest) completions() int {
-	if q.NCompletions == nil {
-		return 1
+	for _, n := range []*int{q.NCompletions, q.N} {
+		if n != nil {
+			return *n
+		}
 	}
-	return *q.NCompletions
+	return 1
 }
 
 func (s *llamaCPP) infill(w http.ResponseWriter, r *http.Request, q *nativeRequest) (any, error) {
@@ -146,7 +149,7 @@ func (a *nativeAnswer) end(i int, out map[string]any) map[string]any {
 		limit = a.req.MaxTokens
 	}
 	for k, v := range map[string]any{
-		"stop": true, "model": a.name, "prompt": rep.promptText(), "id_slot": res.Slot, "truncated": false,
+		"stop": true, "model": a.name, "prompt": rep.promptText(), "id_slot": res.Slot, "truncated": res.Forgotten > 0,
 		"stop_type": kind, "stopping_word": res.Stop, "has_new_line": strings.Contains(rep.content.String(), "\n"),
 		"tokens_cached": res.Prompt + res.Generated, "tokens_predicted": res.Generated, "timings": timings(res),
 		"generation_settings": map[string]any{
@@ -221,6 +224,9 @@ func (s *llamaCPP) embedding(w http.ResponseWriter, r *http.Request, q *nativeEm
 	if kindOf(q.Content) == "null" {
 		return nil, invalid("content", "is missing")
 	}
+	if q.Normalize != nil && *q.Normalize != 2 {
+		return nil, invalid("embd_normalize", "%d is not supported; vectors have the length 1, which is 2", *q.Normalize)
+	}
 	l, err := s.acquire(r.Context(), q.Model)
 	if err != nil {
 		return nil, err
@@ -240,4 +246,6 @@ func (s *llamaCPP) embedding(w http.ResponseWriter, r *http.Request, q *nativeEm
 type nativeEmbedding struct {
 	Model   string          `json:"model"`
 	Content json.RawMessage `json:"content"`
+
+	Normalize *int `json:"embd_normalize"`
 }

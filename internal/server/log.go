@@ -47,6 +47,9 @@ func (l *record) generation(model string, res *engine.Result) {
 		slog.Float64("queued_ms", round(t.QueuedMS)), slog.Float64("prompt_ms", round(t.PromptMS)),
 		slog.Float64("first_ms", round(t.FirstMS)),
 		slog.Float64("decode_ms", round(t.PredictedMS)), slog.Float64("tokens_per_second", round(t.PredictedPerSecond)))
+	if res.Forgotten > 0 {
+		l.add(slog.Int("forgotten", res.Forgotten))
+	}
 	if t.DraftN != nil {
 		l.add(slog.Int("draft_n", *t.DraftN), slog.Int("draft_n_accepted", *t.DraftNAccepted),
 			slog.Float64("accept_len_mean", round(t.AcceptLenMean)))

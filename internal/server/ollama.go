@@ -37,6 +37,25 @@ type ollamaRequest struct {
 	Top      int               `json:"top_logprobs"`
 	Context  []int32           `json:"context"` // of generate: the tokens of what was said before
 	Options  ollamaOptions     `json:"options"`
+	Shift    *bool             `json:"shift"` // false ends the answer when the context is full
+
+	RenderOnly bool `json:"_debug_render_only"` // refused, like the next ones, which are for models that paint
+	Width      int  `json:"width"`
+	Height     int  `json:"height"`
+	Steps      int  `json:"steps"`
+}
+
+// refuse names what this server cannot do and a client must not believe it did.
+func (q *ollamaRequest) refuse() error {
+	if q.RenderOnly {
+		return invalid("_debug_render_only", "is not supported; /apply-template shows prompts")
+	}
+	for name, v := range map[string]int{"width": q.Width, "height": q.Height, "steps": q.Steps} {
+		if v != 0 {
+			return invalid(name, "is not supported; this server makes no images")
+		}
+	}
+	return nil
 }
 
 // ollamaOptions are the settings of an answer. num_ctx is not among them: the server's context is fixed, and a
@@ -44,6 +63,7 @@ type ollamaRequest struct {
 type ollamaOptions struct {
 	samplingFields
 	NumPredict *int `json:"num_predict"`
+	NumKeep    *int `json:"num_keep"`
 	refusedFields
 }
 
@@ -52,6 +72,9 @@ func (o *ollamaOptions) fields() (samplingFields, error) {
 	f := o.samplingFields
 	if o.NumPredict != nil {
 		f.NPredict = o.NumPredict
+	}
+	if o.NumKeep != nil {
+		f.NKeep = o.NumKeep
 	}
 	return f, o.refusedFields.check()
 }
@@ -63,9 +86,11 @@ type ollamaMessage struct {
 	Images    []string     `json:"images,omitempty"`
 	ToolCalls []ollamaCall `json:"tool_calls,omitempty"`
 	ToolName  string       `json:"tool_name,omitempty"`
+	CallID    string       `json:"tool_call_id,omitempty"`
 }
 
 type ollamaCall struct {
+	ID       string `json:"id,omitempty"`
 	Function struct {
 		Name      string          `json:"name"`
 		Arguments json.RawMessage `json:"arguments"`
@@ -125,18 +150,23 @@ func (s *ollama) name(name string) string {
 }
 
 func (q *ollamaRequest) conversation(chatting bool) (*conversation, error) {
+	if err := q.refuse(); err != nil {
+		return nil, err
+	}
 	fields, err := q.Options.fields()
 	if err != nil {
 		return nil, err
 	}
 	c := newConversation(q.Model, &fields, q.Stream == nil || *q.Stream)
+	c.noShift = q.Shift != nil && !*q.Shift
 	if c.keepAlive, err = keepAlive(q.Keep); err != nil {
 		return nil, err
 	}
 	if chatting {
 		for i, m := range q.Messages {
 			at := "messages" + index(i)
-			msg := chat.Message{Role: m.Role, Content: m.Content, Reasoning: m.Thinking, Name: m.ToolName}
+			msg := chat.Message{Role: m.Role, Content: m.Content, Reasoning: m.Thinking, Name: m.ToolName,
+				ToolCallID: m.CallID}
 			switch {
 			case m.Role == "":
 				return nil, invalid(at+".role", "is missing")
@@ -150,7 +180,7 @@ func (q *ollamaRequest) conversation(chatting bool) (*conversation, error) {
 				if kindOf(call.Function.Arguments) == "null" {
 					call.Function.Arguments = json.RawMessage("{}")
 				}
-				c := chat.ToolCall{Name: call.Function.Name, Arguments: call.Function.Arguments}
+				c := chat.ToolCall{ID: call.ID, Name: call.Function.Name, Arguments: call.Function.Arguments}
 				msg.ToolCalls = append(msg.ToolCalls, c)
 			}
 			c.messages = append(c.messages, msg)

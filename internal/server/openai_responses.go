@@ -19,6 +19,7 @@ type responseJSON struct {
 	CreatedAt          int64             `json:"created_at"`
 	Status             string            `json:"status"`
 	Background         bool              `json:"background"`
+	Conversation       *conversationName `json:"conversation,omitempty"`
 	Error              *responseError    `json:"error"`
 	IncompleteDetails  *incompleteJSON   `json:"incomplete_details"`
 	Instructions       *string           `json:"instructions"`
@@ -94,27 +95,39 @@ func (s *openAI) responses(w http.ResponseWriter, r *http.Request, q *responsesR
 	if err != nil {
 		return nil, err
 	}
-	return s.converse(w, r, c, func(x *exchange) answer {
-		a := &responseAnswer{exchange: x, rep: x.replies[0], base: q.response(x.name, &x.req), q: q}
-		a.rep.keepDeltas = !q.Stream
-		a.seal = slices.Contains(q.Include, "reasoning.encrypted_content")
-		if a.summary = q.Reasoning != nil && q.Reasoning.Summary != "" && q.Reasoning.Summary != "none"; a.summary {
-			a.base.Reasoning["summary"] = q.Reasoning.Summary
+	if q.Background {
+		return s.respondLater(w, r, q, c)
+	}
+	return s.converse(w, r, c, func(x *exchange) answer { return s.newResponseAnswer(r, q, x) })
+}
+
+func (s *openAI) newResponseAnswer(r *http.Request, q *responsesRequest, x *exchange) *responseAnswer {
+	a := &responseAnswer{exchange: x, rep: x.replies[0], base: q.response(x.name, &x.req), q: q,
+		owner: ownerOf(r.Context())}
+	a.rep.keepDeltas = !x.stream
+	a.seal = slices.Contains(q.Include, "reasoning.encrypted_content")
+	if q.Reasoning != nil {
+		summary := cmp.Or(q.Reasoning.Summary, q.Reasoning.OldSummary)
+		if a.summary = summary != "" && summary != "none"; a.summary {
+			a.base.Reasoning["summary"] = summary
 		}
-		if q.Store == nil || *q.Store {
-			a.memory, a.owner = s.memory, ownerOf(r.Context())
-			a.base.Store = s.memory.limit > 0
+	}
+	if q.stores() {
+		a.memory = s.memory
+		a.base.Store = s.memory.limit > 0
+	}
+	x.st.idle = func() error {
+		a.start()
+		return a.st.ping()
+	}
+	x.st.failed = func(e *apiError) (string, any) {
+		a.base.Status, a.base.Error = "failed", &responseError{"server_error", e.Message}
+		if a.job != nil {
+			_ = a.keep() // the failure is what the client gets to see
 		}
-		x.st.idle = func() error {
-			a.start()
-			return a.st.ping()
-		}
-		x.st.failed = func(e *apiError) (string, any) {
-			a.base.Status, a.base.Error = "failed", &responseError{"server_error", e.Message}
-			return "response.failed", map[string]any{"type": "response.failed", "sequence_number": a.seq, "response": &a.base}
-		}
-		return a
-	})
+		return "response.failed", map[string]any{"type": "response.failed", "sequence_number": a.seq, "response": &a.base}
+	}
+	return a
 }
 
 // inputTokens counts the tokens of a request without running it.
@@ -150,6 +163,10 @@ func (a *responseAnswer) whole() (any, error) {
 
 func (a *responseAnswer) chunk(_ int, ds []delta) {
 	a.start()
+	if a.job != nil && !a.running {
+		a.running = true
+		a.st.err = cmp.Or(a.st.err, a.keep())
+	}
 	for _, p := range a.rep.reading {
 		a.event("response.in_progress", map[string]any{"response": &a.base, "prompt_progress": p})
 	}
@@ -170,7 +187,10 @@ func (q *responsesRequest) response(model string, req *engine.Request) responseJ
 		Temperature:       req.Params.Temp, TopP: req.Params.TopP, Truncation: "disabled",
 		Text: map[string]any{"format": map[string]string{"type": "text"}}, ToolChoice: "auto", Tools: q.Tools,
 		Metadata:           q.Metadata,
-		PreviousResponseID: q.Previous,
+		PreviousResponseID: q.Previous, Background: q.Background,
+	}
+	if q.talk != "" {
+		out.Conversation = &conversationName{q.talk}
 	}
 	if q.Reasoning != nil && q.Reasoning.Effort != "" {
 		out.Reasoning["effort"] = q.Reasoning.Effort
@@ -199,9 +219,11 @@ type responseAnswer struct {
 	rep     *reply
 	memory  *memory // stores the response at its end; nil does not
 	owner   string  // of the stored response
+	job     *job    // makes the response in the background; nil does not
 	summary bool    // reasoning is shown where summaries are
 	seal    bool    // and in encrypted_content
 	seq     int
+	running bool // a job's response is no longer queued
 	open    bool
 	kind    parse.Kind
 	text    strings.Builder // of the open item
@@ -251,6 +273,7 @@ func (a *responseAnswer) start() {
 	if !a.begun {
 		a.begun = true
 		a.event("response.created", map[string]any{"response": &a.base})
+		a.base.Status = "in_progress"
 		a.event("response.in_progress", map[string]any{"response": &a.base})
 	}
 }
@@ -404,12 +427,11 @@ func (a *responseAnswer) finish() error {
 	u.InputDetails.add(res)
 	u.OutputDetails.ReasoningTokens = a.rep.thinkTokens
 	a.base.Usage, a.base.Timings, a.base.Status = u, timings(res), status
-	if a.memory != nil { // before the client can refer to it
-		stored, err := putResponse(a.memory, a.owner, &a.base, a.q.items)
-		if err != nil {
-			return err
-		}
-		a.base.Store = stored
+	if err := a.keep(); err != nil { // before the client can refer to it
+		return err
+	}
+	if err := a.q.addTo(a.core.memory, a.owner, a.base.Output); err != nil {
+		return err
 	}
 	a.event("response."+status, map[string]any{"response": &a.base})
 	return nil

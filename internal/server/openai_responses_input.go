@@ -35,14 +35,17 @@ type responsesRequest struct {
 		Verbosity string          `json:"verbosity"`
 	} `json:"text"`
 	Reasoning *struct {
-		Effort  string `json:"effort"`
-		Summary string `json:"summary"`
+		Effort     string `json:"effort"`
+		Summary    string `json:"summary"`
+		OldSummary string `json:"generate_summary"` // what it was called before
 	} `json:"reasoning"`
 	Kwargs   map[string]any  `json:"chat_template_kwargs"`
 	Metadata json.RawMessage `json:"metadata"`
 	refusedFields
 
 	items []json.RawMessage   // the input, with ids
+	talk  string              // the id of the conversation; "" is none
+	added []json.RawMessage   // what the input adds to it
 	names map[string]toolName // of tools in namespaces, by what the model calls them
 	kinds map[string]string   // types of tools whose shape the API fixes, likewise
 }
@@ -79,12 +82,8 @@ type inputItem struct {
 // refuse names what this server cannot do and a client must not believe it did.
 func (q *responsesRequest) refuse() error {
 	switch {
-	case kindOf(q.Conversation) != "null":
-		return invalid("conversation", "is not supported; previous_response_id is")
 	case kindOf(q.Prompt) == "object":
 		return invalid("prompt", "is not supported; this server keeps no prompts")
-	case q.Background:
-		return invalid("background", "is not supported")
 	}
 	return q.refusedFields.check()
 }
@@ -104,17 +103,27 @@ func (s *openAI) responsesConversation(r *http.Request, q *responsesRequest) (*c
 	if q.Instructions != nil && *q.Instructions != "" {
 		c.messages = append(c.messages, chat.Message{Role: "system", Content: *q.Instructions})
 	}
-	previous := ""
-	if q.Previous != nil {
-		previous = *q.Previous
-	}
 	var err error
 	if q.items, err = inputItems(q.Input); err != nil {
 		return nil, err
 	}
-	items, err := s.recall(ownerOf(r.Context()), previous, q.items)
+	if q.talk, err = q.conversationID(); err != nil {
+		return nil, err
+	}
+	before := q.talk
+	if q.Previous != nil {
+		if before = *q.Previous; isConversation(before) {
+			return nil, invalid("previous_response_id", "%q is a conversation; send it as conversation", before)
+		}
+	}
+	items, err := s.recall(ownerOf(r.Context()), before, q.items)
 	if err != nil {
 		return nil, err
+	}
+	if q.talk != "" {
+		for _, it := range items[len(items)-len(q.items):] {
+			q.added = append(q.added, it.raw)
+		}
 	}
 	input, err := inputMessages(items)
 	if err != nil {
@@ -244,14 +253,19 @@ func inputItems(raw json.RawMessage) ([]json.RawMessage, error) {
 	default:
 		return nil, invalid("input", "must be a string or a list of items")
 	}
+	return withIDs(items, "input")
+}
+
+// withIDs gives items that have no id one. at is where they stand in the request.
+func withIDs(items []json.RawMessage, at string) ([]json.RawMessage, error) {
 	for i, item := range items {
 		if kindOf(item) != "object" {
-			return nil, invalid("input"+index(i), "must be an object")
+			return nil, invalid(at+index(i), "must be an object")
 		}
 		id, reference := itemID(item)
 		switch {
 		case id == "" && reference:
-			return nil, invalid("input"+index(i)+".id", "is missing")
+			return nil, invalid(at+index(i)+".id", "is missing")
 		case id == "":
 			head, comma := `{"id":"`+newID("item_")+`"`, ","
 			body := strings.TrimSpace(string(item))[1:]

@@ -5,17 +5,22 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/url"
 	"slices"
 	"strconv"
+	"strings"
 )
 
-// putResponse keeps a response of an owner and reports whether there is room. The input must have ids.
-func putResponse(m *memory, owner string, resp *responseJSON, input []json.RawMessage) (bool, error) {
+// stores reports whether a response shall be kept.
+func (q *responsesRequest) stores() bool { return q.Store == nil || *q.Store }
+
+// turn is a response as the memory keeps it.
+func (resp *responseJSON) turn(input []json.RawMessage) (turn, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
 	if err := enc.Encode(resp); err != nil {
-		return false, err
+		return turn{}, err
 	}
 	t := turn{id: resp.ID, body: b.Bytes(), input: input} // the body is as the client got it
 	if resp.PreviousResponseID != nil {
@@ -24,11 +29,49 @@ func putResponse(m *memory, owner string, resp *responseJSON, input []json.RawMe
 	for _, it := range resp.Output {
 		raw, err := json.Marshal(it)
 		if err != nil {
-			return false, err
+			return turn{}, err
 		}
 		t.output = append(t.output, raw)
 	}
-	return m.put(owner, t), nil
+	return t, nil
+}
+
+// putResponse keeps a response of an owner and reports whether there is room. The input must have ids.
+func putResponse(m *memory, owner string, resp *responseJSON, input []json.RawMessage) (bool, error) {
+	t, err := resp.turn(input)
+	return err == nil && m.put(owner, t), err
+}
+
+// keep stores the response as it is now.
+func (a *responseAnswer) keep() error {
+	if a.memory == nil {
+		return nil
+	}
+	if a.job == nil {
+		stored, err := putResponse(a.memory, a.owner, &a.base, a.q.items)
+		a.base.Store = stored
+		return err
+	}
+	t, err := a.base.turn(a.q.items)
+	if err != nil {
+		return err
+	}
+	key := ownedID{a.owner, t.id}
+	found, fits := a.memory.change(key, func(old *turn) {
+		t.job = old.job
+		*old = t
+	})
+	if found && !fits {
+		a.memory.remove(key)
+		return tooLarge(a.memory)
+	}
+	return nil
+}
+
+// tooLarge refuses what cannot be kept even if nothing else is.
+func tooLarge(m *memory) error {
+	return &apiError{Status: http.StatusRequestEntityTooLarge, Type: "invalid_request_error",
+		Message: fmt.Sprintf("this does not fit into the %d bytes that this server keeps; see --responses-memory", m.limit)}
 }
 
 // placedItem is an item of a conversation and where errors say it stands.
@@ -37,10 +80,22 @@ type placedItem struct {
 	raw json.RawMessage
 }
 
-// recall returns a whole conversation: what a response and those before it were made of, then the new input, with
-// every reference replaced by what it refers to. All of it together may be as large as one request.
-func (s *openAI) recall(owner, previous string, input []json.RawMessage) ([]placedItem, error) {
-	chain, missing := s.memory.chain(owner, previous)
+// recall returns a whole conversation: the items of the one that before names, or what the response of that id and
+// those before it were made of; then the new input. Every reference is replaced by what it refers to. All of it
+// together may be as large as one request.
+func (s *openAI) recall(owner, before string, input []json.RawMessage) ([]placedItem, error) {
+	var out []placedItem
+	if isConversation(before) {
+		x, err := s.findConversation(owner, before)
+		if err != nil {
+			return nil, err
+		}
+		for _, raw := range x.input {
+			out = append(out, placedItem{"conversation " + before, raw})
+		}
+		before = ""
+	}
+	chain, missing := s.memory.chain(owner, before)
 	if missing != "" {
 		why := "it was deleted, is too old or made room for others, or this server never made it"
 		if s.memory.limit <= 0 {
@@ -50,8 +105,10 @@ func (s *openAI) recall(owner, previous string, input []json.RawMessage) ([]plac
 			Code: "previous_response_not_found", Param: "previous_response_id",
 			Message: fmt.Sprintf("previous_response_id: there is no response %q: %s", missing, why)}
 	}
-	var out []placedItem
 	for _, r := range chain {
+		if err := continuable(r); err != nil {
+			return nil, err
+		}
 		for _, raw := range slices.Concat(r.input, r.output) {
 			out = append(out, placedItem{"previous_response_id " + r.key.id, raw})
 		}
@@ -77,10 +134,32 @@ func (s *openAI) recall(owner, previous string, input []json.RawMessage) ([]plac
 	return out, nil
 }
 
+// continuable refuses a response that another one cannot follow.
+func continuable(x *stored) error {
+	var resp struct {
+		Status       string
+		Conversation *conversationName
+	}
+	if err := json.Unmarshal(x.body, &resp); err != nil {
+		return err
+	}
+	switch {
+	case resp.Conversation != nil:
+		return invalid("previous_response_id", "response %q belongs to a conversation; send conversation: %q instead",
+			x.key.id, resp.Conversation.ID)
+	case resp.Status == "queued" || resp.Status == "in_progress":
+		return invalid("previous_response_id", "response %q is not complete yet", x.key.id)
+	}
+	return nil
+}
+
+// isConversation tells ids of conversations from those of responses.
+func isConversation(id string) bool { return strings.HasPrefix(id, "conv_") }
+
 // storedResponse returns what a path names.
 func (s *openAI) storedResponse(r *http.Request) (*stored, error) {
 	id := r.PathValue("id")
-	if x := s.memory.get(ownedID{ownerOf(r.Context()), id}); x != nil {
+	if x := s.memory.get(ownedID{ownerOf(r.Context()), id}); x != nil && !isConversation(id) {
 		return x, nil
 	}
 	return nil, noResponse(id)
@@ -92,32 +171,36 @@ func noResponse(id string) error {
 }
 
 func (s *openAI) getResponse(w http.ResponseWriter, r *http.Request) (any, error) {
-	if r.URL.Query().Get("stream") == "true" {
-		return nil, invalid("stream", "a response that is over is not streamed again")
-	}
 	x, err := s.storedResponse(r)
 	if err != nil {
 		return nil, err
+	}
+	if query := r.URL.Query(); query.Get("stream") == "true" {
+		return nil, s.resume(w, r, x, query.Get("starting_after"))
 	}
 	return x.body, nil
 }
 
 func (s *openAI) deleteResponse(w http.ResponseWriter, r *http.Request) (any, error) {
 	id := r.PathValue("id")
-	if !s.memory.remove(ownedID{ownerOf(r.Context()), id}) {
+	if isConversation(id) || !s.memory.remove(ownedID{ownerOf(r.Context()), id}) {
 		return nil, noResponse(id)
 	}
 	return map[string]any{"id": id, "object": "response", "deleted": true}, nil
 }
 
-// responseInput lists what a response answered, a page at a time, the last item first unless asked otherwise.
+// responseInput lists what a response answered, a page at a time.
 func (s *openAI) responseInput(w http.ResponseWriter, r *http.Request) (any, error) {
 	x, err := s.storedResponse(r)
 	if err != nil {
 		return nil, err
 	}
-	query := r.URL.Query()
-	items := slices.Clone(x.input)
+	return itemPage(x.input, r.URL.Query())
+}
+
+// itemPage is a page of a list of items as a query asks for it, the last item first unless it says otherwise.
+func itemPage(list []json.RawMessage, query url.Values) (any, error) {
+	items := slices.Clone(list)
 	switch order := query.Get("order"); order {
 	case "", "desc":
 		slices.Reverse(items)
@@ -127,11 +210,11 @@ func (s *openAI) responseInput(w http.ResponseWriter, r *http.Request) (any, err
 	}
 	limit := 20
 	if l := query.Get("limit"); l != "" {
+		var err error
 		if limit, err = strconv.Atoi(l); err != nil || limit < 1 || limit > 100 {
 			return nil, invalid("limit", "%q is not between 1 and 100", l)
 		}
 	}
-	idOf := func(raw json.RawMessage) string { id, _ := itemID(raw); return id }
 	if after := query.Get("after"); after != "" {
 		i := slices.IndexFunc(items, func(raw json.RawMessage) bool { return idOf(raw) == after })
 		if i < 0 {
@@ -139,10 +222,20 @@ func (s *openAI) responseInput(w http.ResponseWriter, r *http.Request) (any, err
 		}
 		items = items[i+1:]
 	}
-	out := map[string]any{"object": "list", "data": []any{}, "has_more": len(items) > limit, "first_id": nil,
-		"last_id": nil}
-	if items = items[:min(limit, len(items))]; len(items) > 0 {
+	more := len(items) > limit
+	return itemList(items[:min(limit, len(items))], more), nil
+}
+
+// itemList is a list of items as the API shows it.
+func itemList(items []json.RawMessage, more bool) any {
+	out := map[string]any{"object": "list", "data": []any{}, "has_more": more, "first_id": nil, "last_id": nil}
+	if len(items) > 0 {
 		out["data"], out["first_id"], out["last_id"] = items, idOf(items[0]), idOf(items[len(items)-1])
 	}
-	return out, nil
+	return out
+}
+
+func idOf(item json.RawMessage) string {
+	id, _ := itemID(item)
+	return id
 }

@@ -70,6 +70,8 @@ type samplingFields struct {
 	IDSlot          *int  `json:"id_slot"`
 	ReturnProgress  bool  `json:"return_progress"`
 	TimingsPerToken bool  `json:"timings_per_token"`
+	NKeep           *int  `json:"n_keep"` // what a full context forgets, if the server lets it; so is the next one
+	NDiscard        *int  `json:"n_discard"`
 }
 
 // strobeFields are our own additions to a request, under one key.
@@ -200,7 +202,23 @@ func (f *samplingFields) apply(req *engine.Request, tok *tokenizer.Tokenizer) er
 			limitTokens(req, *x.v)
 		}
 	}
+	f.shift(req)
 	return f.Strobe.apply(req)
+}
+
+// shift says what is forgotten when the context is full. Where the server forgets nothing, it changes nothing.
+func (f *samplingFields) shift(req *engine.Request) {
+	if req.Shift == nil || f.NKeep == nil && f.NDiscard == nil {
+		return
+	}
+	own := *req.Shift
+	if f.NKeep != nil {
+		own.Keep = *f.NKeep
+	}
+	if f.NDiscard != nil {
+		own.Discard = *f.NDiscard
+	}
+	req.Shift = &own
 }
 
 // limitTokens sets how many tokens an answer may have. Negative is without a limit; at 0 the prompt

@@ -102,6 +102,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 		BaseContext:       func(net.Listener) context.Context { return requests },
 		ErrorLog:          slog.NewLogLogger(s.cfg.Log.Handler(), slog.LevelDebug), // broken handshakes and the like
 	}
+	defer s.stopJobs()
 	conns := newConns(ln, s.cfg.MaxConns, s.cfg.MaxPerAddress)
 	s.conns.Store(conns)
 	srv.ConnState, ln = conns.state, conns
@@ -139,6 +140,22 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	handlers.Done()
 	handlers.Wait()
 	return nil
+}
+
+// stopJobs ends what goes on without clients: when all requests have ended, no other one can ask for it. It waits as
+// long as requests have for their last words.
+func (s *Server) stopJobs() {
+	s.endJobs()
+	ended := make(chan struct{})
+	go func() {
+		s.jobs.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(lastWords):
+		s.cfg.Log.Warn("requests in the background do not end; leaving them behind")
+	}
 }
 
 // SetPull lets clients have models downloaded.

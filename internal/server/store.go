@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// memory keeps turns of conversations (OpenAI's responses, Anthropic's threads) and their items for requests that refer
-// to them, in RAM and within limits: the least recently used are dropped first. Its methods may be called from any
-// goroutine.
+// memory keeps turns of conversations (OpenAI's responses and conversations, Anthropic's threads) and their items for
+// requests that refer to them, in RAM and within limits: the least recently used are dropped first. Its methods may be
+// called from any goroutine.
 type memory struct {
 	limit int64         // bytes of all; none keeps nothing
 	age   time.Duration // since the last use
@@ -33,17 +33,32 @@ type turn struct {
 	id, previous  string          // of the answer and the one before it; "" begins a conversation
 	body          json.RawMessage // what the protocol wants to know of it later
 	input, output []json.RawMessage
+	job           *job // that makes the answer, or made it; nil if its client waited for it
 }
 
-// stored is a turn that is kept.
+// stored is a turn that is kept. The turn is never changed, so that what get returns can be read without the lock.
 type stored struct {
-	key           ownedID
-	previous      string
-	body          json.RawMessage
-	input, output []json.RawMessage
-	ids           []ownedID // of the items
-	size          int64
-	used          time.Time
+	turn
+	key  ownedID
+	ids  []ownedID // of the items
+	size int64
+	used time.Time
+}
+
+// newStored returns a turn with its size.
+func newStored(key ownedID, t turn) *stored {
+	s := &stored{turn: t, key: key, size: int64(len(t.body)) + itemCost}
+	s.input = nil
+	for _, raw := range t.input {
+		s.input = append(s.input, bytes.Clone(raw)) // the request it is a part of shall not stay
+	}
+	for _, raw := range slices.Concat(s.input, s.output) {
+		s.size += int64(len(raw)) + itemCost
+	}
+	if t.job != nil {
+		s.size += t.job.size()
+	}
+	return s
 }
 
 type keptItem struct {
@@ -59,14 +74,7 @@ func newMemory(limit int64, age time.Duration) *memory {
 // put keeps a turn of an owner and reports whether it has room. Its items must have ids where clients may refer to
 // them.
 func (m *memory) put(owner string, t turn) bool {
-	s := &stored{key: ownedID{owner, t.id}, previous: t.previous, body: t.body, output: t.output,
-		size: int64(len(t.body)) + itemCost}
-	for _, raw := range t.input {
-		s.input = append(s.input, bytes.Clone(raw)) // the request it is a part of shall not stay
-	}
-	for _, raw := range slices.Concat(s.input, s.output) {
-		s.size += int64(len(raw)) + itemCost
-	}
+	s := newStored(ownedID{owner, t.id}, t)
 	if s.size > m.limit {
 		return false
 	}
@@ -76,15 +84,67 @@ func (m *memory) put(owner string, t turn) bool {
 	e := m.recent.PushFront(s)
 	m.byID[s.key] = e
 	m.bytes += s.size
+	m.index(e)
+	m.trim()
+	return true
+}
+
+// change replaces what is kept under an id by what fn makes of it. fn must not write into the turn's slices. found is
+// false if nothing is kept there; what does not fit stays as it was.
+func (m *memory) change(id ownedID, fn func(*turn)) (found, fits bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.trim()
+	e := m.byID[id]
+	if e == nil {
+		return false, false
+	}
+	old := e.Value.(*stored)
+	t := old.turn
+	fn(&t)
+	s := newStored(id, t)
+	if s.size > m.limit {
+		return true, false
+	}
+	m.unindex(e)
+	e.Value = s
+	m.bytes += s.size - old.size
+	m.index(e)
+	m.use(e)
+	m.trim()
+	return true, true
+}
+
+// grow counts n more bytes of what is kept under an id.
+func (m *memory) grow(id ownedID, n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if e := m.byID[id]; e != nil {
+		e.Value.(*stored).size += int64(n)
+		m.bytes += int64(n)
+		m.use(e)
+		m.trim()
+	}
+}
+
+// index makes the items of an element known by their ids.
+func (m *memory) index(e *list.Element) {
+	s := e.Value.(*stored)
 	for _, raw := range slices.Concat(s.input, s.output) {
 		if id, ref := itemID(raw); id != "" && !ref {
-			key := ownedID{owner, id}
+			key := ownedID{s.key.owner, id}
 			m.items[key] = keptItem{raw, e}
 			s.ids = append(s.ids, key)
 		}
 	}
-	m.trim()
-	return true
+}
+
+func (m *memory) unindex(e *list.Element) {
+	for _, id := range e.Value.(*stored).ids {
+		if m.items[id].owner == e { // a later response may have said it again
+			delete(m.items, id)
+		}
+	}
 }
 
 // trim forgets what is too old or too much.
@@ -97,14 +157,14 @@ func (m *memory) trim() {
 	}
 }
 
+// forget drops an element. A job whose answer has no place any more is of no use to anyone.
 func (m *memory) forget(e *list.Element) {
+	m.unindex(e)
 	s := m.recent.Remove(e).(*stored)
 	m.bytes -= s.size
 	delete(m.byID, s.key)
-	for _, id := range s.ids {
-		if m.items[id].owner == e { // a later response may have said it again
-			delete(m.items, id)
-		}
+	if s.job != nil {
+		s.job.cancel(errClient)
 	}
 }
 

@@ -81,6 +81,7 @@ type timingsJSON struct {
 	SpeedupEst     float64 `json:"speedup_est,omitempty"`
 	QueuedMS       float64 `json:"queued_ms,omitempty"`
 	FirstMS        float64 `json:"first_token_ms,omitempty"` // from the request's arrival in the queue
+	ForgottenN     int     `json:"forgotten_n,omitempty"`    // tokens dropped when the context was full
 
 	DraftSources map[string]sourceJSON `json:"draft_sources,omitempty"` // by name, of those that were asked
 }
@@ -129,7 +130,7 @@ func timings(res *engine.Result) *timingsJSON {
 		PredictedN: res.Generated, PredictedMS: ms(st.DecodeTime),
 		PredictedPerTokenMS: perToken(st.DecodeTime, res.Generated-1),
 		PredictedPerSecond:  perSecond(res.Generated-1, st.DecodeTime),
-		QueuedMS:            ms(res.Queued), FirstMS: ms(res.First),
+		QueuedMS:            ms(res.Queued), FirstMS: ms(res.First), ForgottenN: res.Forgotten,
 	}
 	if st.Guessed > 0 {
 		t.DraftN, t.DraftNAccepted = &st.Guessed, &st.Accepted

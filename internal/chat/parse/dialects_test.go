@@ -18,6 +18,8 @@ const (
 	tmplArgs    = "[TOOL_CALLS] [ARGS] [THINK]"
 	tmplListNew = "[TOOL_CALLS] [THINK]"
 	tmplHarmony = "<|channel|> <|message|>"
+	tmplDeep    = "<think> <｜tool▁call▁begin｜>"
+	tmplDeepOld = "<think> <｜tool▁call▁begin｜> ```json"
 )
 
 var dialectCases = []testCase{
@@ -44,6 +46,27 @@ var dialectCases = []testCase{
 	{name: "llama without tools", template: tmplLlama, noTools: true, in: `{"name": "now", "parameters": {}}`,
 		want: Result{Content: `{"name": "now", "parameters": {}}`}},
 	{name: "llama, braces", template: tmplLlama, in: "{{{ x", want: Result{Content: "{{{ x"}},
+
+	{name: "deepseek", template: tmplDeep, in: "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{\"a\": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+		want: Result{Calls: call1("add", `{"a": 1}`)}},
+	{name: "deepseek thinks and calls twice", template: tmplDeep,
+		in:   "<think>hm</think>Well.\n\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>add<｜tool▁sep｜> {\"a\": 1}\n<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+		want: Result{Reasoning: "hm", Content: "Well.", Calls: []Call{{"now", "{}"}, {"add", `{"a": 1}`}}}},
+	{name: "deepseek, fenced", template: tmplDeepOld,
+		in:   "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{\"a\": 1}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+		want: Result{Calls: []Call{{"add", `{"a": 1}`}, {"now", "{}"}}}},
+	{name: "deepseek, fenced without the word", template: tmplDeepOld, in: "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```\n{}```<｜tool▁call▁end｜>",
+		want: Result{Calls: call1("now", "{}")}},
+	{name: "deepseek, not closed", template: tmplDeep, in: "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}", want: Result{Calls: call1("now", "{}")}},
+	{name: "deepseek, text after a call", template: tmplDeep, in: "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{} So.",
+		want: Result{Calls: call1("now", "{}"), Content: "So."}},
+	{name: "deepseek, no name", template: tmplDeep, in: "<｜tool▁call▁begin｜><｜tool▁sep｜>{}<｜tool▁call▁end｜>",
+		want: Result{Content: "<｜tool▁call▁begin｜><｜tool▁sep｜>{}<｜tool▁call▁end｜>"}},
+	{name: "deepseek, fenced text", template: tmplDeepOld, in: "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\nx {}",
+		want: Result{Content: "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\nx {}"}},
+	{name: "deepseek, unfinished", template: tmplDeep, in: "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{\"a", want: Result{Content: "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{\"a"}},
+	{name: "deepseek, endless name", template: tmplDeepOld, in: "<｜tool▁call▁begin｜>function<｜tool▁sep｜>" + strings.Repeat("x", 3*maxName),
+		want: Result{Content: "<｜tool▁call▁begin｜>function<｜tool▁sep｜>" + strings.Repeat("x", 3*maxName)}},
 
 	{name: "mistral list", template: tmplList, in: `[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}, "id": "abcdefghi"}]`,
 		want: Result{Calls: call1("add", `{"a": 1}`)}},

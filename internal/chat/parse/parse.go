@@ -19,8 +19,8 @@
 //
 // The families differ in their tool calls: JSON in tags (hermes.go), JSON
 // without any or in a list (the same), functions and parameters as tags
-// (qwenxml.go), Gemma 4's own notation (gemma4.go), Mistral's (mistral.go). All
-// that gpt-oss says is messages with headers (harmony.go). The text must contain
+// (qwenxml.go), Gemma 4's own notation (gemma4.go), Mistral's (mistral.go),
+// DeepSeek's (deepseek.go). All that gpt-oss says is messages with headers (harmony.go). The text must contain
 // the special tokens that mark them. A Parser belongs to one response and one
 // goroutine.
 package parse
@@ -126,6 +126,10 @@ func Family(template string) string {
 		return "harmony"
 	case strings.Contains(template, "<|tool_call>"):
 		return "gemma4"
+	case strings.Contains(template, deepSeekBegin) && strings.Contains(template, codeFence):
+		return "deepseek fenced"
+	case strings.Contains(template, deepSeekBegin):
+		return "deepseek"
 	case strings.Contains(template, "<tool_call>") && strings.Contains(template, "<function="):
 		return "qwenxml"
 	case strings.Contains(template, "<tool_call>"):
@@ -186,6 +190,9 @@ func For(template string, tools []json.RawMessage, thinkingOpen bool) *Parser {
 		p.open, p.newCall = "<|tool_call>", newGemma4
 	case "mistral":
 		p.open, p.newCall = "[TOOL_CALLS]", newMistral
+	case "deepseek", "deepseek fenced":
+		p.open, p.opener, p.newCall = deepSeekBegin, deepSeekCalls+deepSeekBegin, newDeepSeek
+		p.drop = []string{deepSeekCalls, deepSeekCallEnd}
 	case "mistral list":
 		p.open, p.opener, p.newCall, p.lists = "[TOOL_CALLS]", "[TOOL_CALLS][{", newJSONCall, true
 	case "llama3":

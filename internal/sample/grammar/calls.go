@@ -22,8 +22,18 @@ const (
 	CallList
 	// Mistral's newer one: NAME[ARGS]{...}, with [CALL_ID]ID before [ARGS] if the model likes
 	CallArgs
+	// DeepSeek's: NAME, a separator, {...} and a marker
+	CallDeepSeek
+	// Its older one: function, a separator, NAME, {...} as fenced code, and a marker
+	CallDeepSeekFenced
 	// gpt-oss's: functions.NAME, perhaps a channel, perhaps the type of the arguments, <|message|>{...}
 	CallHarmony
+)
+
+// Markers of DeepSeek's calls, in its own characters.
+const (
+	deepSeekSep = "<｜tool▁sep｜>"
+	deepSeekEnd = "<｜tool▁call▁end｜>"
 )
 
 // Tool is a function that may be called.
@@ -84,6 +94,10 @@ func (c *compiler) call(n Notation, t Tool) int32 {
 		next = b.alt(end, b.space(b.comma(id)))
 	case CallArgs:
 		head = t.Name
+	case CallDeepSeek:
+		head, tail = t.Name+deepSeekSep, deepSeekEnd
+	case CallDeepSeekFenced:
+		head, tail = "function"+deepSeekSep+t.Name+"\n```json\n", "\n```"+deepSeekEnd
 	case CallHarmony:
 		head = "functions." + t.Name
 	}

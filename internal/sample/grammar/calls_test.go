@@ -55,6 +55,19 @@ func TestCalls(t *testing.T) {
 			`bare{}`:                                   false,
 			`none[ARGS]{}`:                             false,
 		},
+		CallDeepSeek: {
+			`weather<｜tool▁sep｜>{"days": 3, "city": "Bonn"}<｜tool▁call▁end｜>`: true,
+			`bare<｜tool▁sep｜>{}<｜tool▁call▁end｜>`:                             true,
+			`weather<｜tool▁sep｜>{"days": 3}<｜tool▁call▁end｜>`:                 false,
+			`none<｜tool▁sep｜>{}<｜tool▁call▁end｜>`:                             false,
+			`bare{}<｜tool▁call▁end｜>`:                                         false,
+			`bare<｜tool▁sep｜>{}`:                                              false,
+		},
+		CallDeepSeekFenced: {
+			"function<｜tool▁sep｜>weather\n```json\n{\"days\": 3, \"city\": \"Bonn\"}\n```<｜tool▁call▁end｜>": true,
+			"function<｜tool▁sep｜>weather\n```json\n{\"days\": 3}\n```<｜tool▁call▁end｜>":                     false,
+			"weather<｜tool▁sep｜>{\"days\": 3, \"city\": \"Bonn\"}<｜tool▁call▁end｜>":                         false,
+		},
 		CallHarmony: {
 			`functions.weather <|constrain|>json<|message|>{"days": 3, "city": "Bonn"}`:   true,
 			`functions.weather<|channel|>commentary json<|message|> {"days":3,"city":""}`: true,
