@@ -2,7 +2,7 @@
 // managers, a list of materials (SBOM) and checksums. It is run in the repository, with "go run ./internal/release".
 //
 //	release build VERSION      everything, into the folder dist
-//	release reproduce          builds every platform twice, in two folders, and compares the bytes
+//	release reproduce          makes everything twice, from two folders, and compares the bytes
 //	release licenses           writes cmd/strobe/licenses.txt
 //	release rename PATH        gives the module another path, in all files
 //	release vulnerabilities    looks for known holes in what the program uses (GOVULNDB names a copy of the database)
@@ -76,7 +76,7 @@ func run(ctx context.Context, args []string) error {
 		}
 		return r.build(ctx, targets, *packages)
 	case args[0] == "reproduce" && len(words) == 0:
-		return reproduce(ctx, root, targets)
+		return reproduce(ctx, root, targets, *packages)
 	case args[0] == "licenses" && len(words) == 0:
 		if *check {
 			return checkLicenses(ctx, root)
