@@ -64,7 +64,7 @@ func TestManPage(t *testing.T) {
 			t.Errorf("an unknown instruction: %s", line)
 		}
 	}
-	if got := roff("a-b\\\n.c\n'd"); got != "a\\-b\\e\n\\&.c\n\\&'d" {
+	if got := roff("a-b\\\n.c\n'd\n\te"); got != "a\\-b\\e\n\\&.c\n\\&'d\n    e" {
 		t.Errorf("%q", got)
 	}
 }
