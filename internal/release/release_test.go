@@ -343,6 +343,24 @@ func TestLicenses(t *testing.T) {
 	}
 }
 
+// TestCodeGroup: functions are counted where they come from.
+func TestCodeGroup(t *testing.T) {
+	for symbol, want := range map[string]string{
+		"main.run": "Strobe", "strobe/internal/nn.(*Norm).Run": "Strobe", "net/http.(*Server).Serve": "Go's standard library",
+		"go.opentelemetry.io/otel/trace.Start":    "traces (OpenTelemetry)",
+		"github.com/spf13/cobra.(*Command).Help":  "other modules",
+		"type:.eq.github.com/spf13/cobra.Command": "other modules", "runtime.main": "Go's standard library",
+		"slices.SortFunc[go.shape.[]strobe/internal/draft.Guess]": "Strobe",
+	} {
+		if got := codeGroup(symbol); got != want {
+			t.Errorf("%s: %s, want %s", symbol, got, want)
+		}
+	}
+	if got := bySize(map[string]uint64{"a": 1, "b": 2, "c": 1}); !slices.Equal(got, []string{"b", "a", "c"}) {
+		t.Error(got)
+	}
+}
+
 // TestArguments: mistakes are named before anything is built.
 func TestArguments(t *testing.T) {
 	t.Chdir(repository(t))
