@@ -20,7 +20,7 @@ value() { [ $# -gt 1 ] || fail "$1 needs a value"; }
 releases=
 
 if [ "$(id -u)" = 0 ]; then prefix=/usr/local; else prefix=${HOME:?}/.local; fi
-service=no archive= version= variant= build=no uninstall=no
+service=no archive='' version='' variant='' build=no uninstall=no
 while [ $# -gt 0 ]; do
 	case $1 in
 	--prefix) value "$@"; prefix=$2; shift ;;

@@ -205,13 +205,15 @@ var modules = []struct {
 	{"golang.org/x/image", []string{"bench", "vision/picture"}, "plots draw letters, pictures are WebP and BMP, too"},
 	{"golang.org/x/term", []string{"cmd"}, "only commands talk to a terminal"},
 	{"github.com/VictoriaMetrics/metrics", []string{"cmd", "server"}, "metrics are served, libraries return numbers"},
+	{"go.opentelemetry.io/proto/", nil, "a test oracle: the program writes that one message itself"},
+	{"go.opentelemetry.io/otel/exporters/", nil, "a test oracle, which needs protobuf"},
 	{"go.opentelemetry.io/", []string{"cmd", "server"}, "traces are of requests, libraries return numbers"},
-	{"google.golang.org/protobuf", []string{"cmd"}, "only exported traces are in that format"},
 	{"github.com/ebitengine/purego", []string{"platform", "backend"}, "only backends load shared libraries"},
 	{"golang.org/x/sys", []string{"platform", "backend"}, "system differences live in platform and kernels"},
 	{"golang.org/x/text", []string{"tokenizer", "convert", "chat"}, "only text handling normalises"},
 	{"golang.org/x/sync", []string{"cmd", "engine", "server"}, "the standard library does elsewhere"},
 
+	{"google.golang.org/protobuf", nil, "a test oracle"},
 	{"github.com/google/go-cmp", nil, "a test helper"},
 	{"github.com/dlclark/regexp2", nil, "a test oracle: splitters are written by hand"},
 	{"github.com/rogpeppe/go-internal", nil, "a test helper"},
@@ -320,6 +322,20 @@ func TestGeneratorsStayOutside(t *testing.T) {
 	for _, f := range []string{"go.mod", "go.sum"} {
 		if bytes.Contains(read(t, f), []byte("mmcloughlin/avo")) {
 			t.Errorf("%s: names avo; generators live in modules of their own", f)
+		}
+	}
+}
+
+// TestNoTemplates: text/template calls methods by name, so the linker keeps every method of every type of a program
+// that runs one: three megabytes of ours. cobra runs one only for programs that set their own.
+func TestNoTemplates(t *testing.T) {
+	uses := regexp.MustCompile(`"(text|html)/template"|\.Set(Version|Help|Usage)Template\(`)
+	for _, f := range goFiles(t) {
+		if f.test || nestedModule(f.dir) || under(short(f.dir), "release") { // tools
+			continue
+		}
+		if m := uses.Find(read(t, f.path)); m != nil {
+			t.Errorf("%s: %s makes the program three megabytes larger", f.path, m)
 		}
 	}
 }

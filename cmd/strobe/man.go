@@ -67,9 +67,9 @@ func manCommands(b *strings.Builder, of *cobra.Command) {
 }
 
 // roff escapes what man would obey: backslashes, hyphens that are to stay hyphens, and dots and quotes at the beginning
-// of a line.
+// of a line. A line that begins with a tab is an example; with spaces man gives it a line of its own.
 func roff(text string) string {
-	text = strings.NewReplacer(`\`, `\e`, "-", `\-`).Replace(text)
+	text = strings.NewReplacer(`\`, `\e`, "-", `\-`, "\t", "    ").Replace(text)
 	lines := strings.Split(text, "\n")
 	for i, line := range lines {
 		if strings.HasPrefix(line, ".") || strings.HasPrefix(line, "'") {

@@ -154,6 +154,9 @@ func (l *endLimit) execute(ctx context.Context, root *cobra.Command) error {
 // newRootCmd builds the command tree. The returned flag becomes true when a
 // command's own code begins: errors before that are mistakes on the command line.
 func newRootCmd() (root *cobra.Command, started *bool) {
+	// Not cobra's own version flag: text/template, which would write it, makes the linker keep every method of every
+	// type, three megabytes of them.
+	var showVersion bool
 	root = &cobra.Command{
 		Use:   "strobe",
 		Short: "Run large language models on your own machine",
@@ -166,11 +169,10 @@ small DFlash model and verifying them in one pass of the large one.`,
   strobe run qwen3.5-4b "Why is the sky blue?"
   strobe serve qwen3.5-4b                    OpenAI, Anthropic and Ollama APIs and a web page
   strobe list --known                        which models have a name`,
-		Version:       versionText(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 {
+			if len(args) == 0 || showVersion {
 				return nil
 			}
 			msg := fmt.Sprintf("unknown command %q", args[0])
@@ -180,12 +182,18 @@ small DFlash model and verifying them in one pass of the large one.`,
 			return usageError{errors.New(msg)}
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if showVersion {
+				return printVersion(cmd)
+			}
 			if isTerminal(cmd.InOrStdin()) && isTerminal(cmd.OutOrStdout()) {
 				return chatInstead(cmd)
 			}
 			return cmd.Help()
 		},
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+			if showVersion {
+				return nil
+			}
 			warnVariables(cmd)
 			switch cmd.Name() {
 			case "serve", // reads more from its file
@@ -198,7 +206,7 @@ small DFlash model and verifying them in one pass of the large one.`,
 	}
 	root.SuggestionsMinimumDistance = 2
 	root.PersistentFlags().BoolP("quiet", "q", false, "print nothing but results and errors")
-	root.SetVersionTemplate("{{.Version}}\n")
+	root.Flags().BoolVarP(&showVersion, "version", "v", false, "version for strobe")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError{flagError(cmd, err)} })
 	cobra.EnableCommandSorting = false
 	for _, g := range commands() {

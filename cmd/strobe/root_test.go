@@ -124,7 +124,7 @@ func (fullDisk) Write([]byte) (int, error) { return 0, errors.New("no space") }
 
 // TestFullOutput: a result that cannot be written is an error, of every command that prints one without a model.
 func TestFullOutput(t *testing.T) {
-	for _, name := range []string{"config", "version", "licenses", "man", "devices", "list --known"} {
+	for _, name := range []string{"config", "version", "--version", "licenses", "man", "devices", "list --known"} {
 		var errs bytes.Buffer
 		code := run(t.Context(), strings.Fields(name), nil, fullDisk{}, &errs)
 		if code != exitError || !strings.Contains(errs.String(), "no space") {

@@ -15,11 +15,8 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/exporters/otlp/otlptrace"
 	"go.opentelemetry.io/otel/sdk/resource"
 	"go.opentelemetry.io/otel/sdk/trace"
-	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
-	"google.golang.org/protobuf/proto"
 )
 
 // traces sets up what exports traces, nil when nobody wants them. OpenTelemetry's own variables count as they do
@@ -53,10 +50,6 @@ func (o *serveOptions) traces(ctx context.Context, log *slog.Logger) (*trace.Tra
 			c.head.Set(strings.TrimSpace(k), v)
 		}
 	}
-	exporter, err := otlptrace.New(ctx, c)
-	if err != nil {
-		return nil, err
-	}
 	r, err := resource.New(ctx, resource.WithTelemetrySDK(), resource.WithAttributes(
 		attribute.String("service.name", "strobe"), attribute.String("service.version", buildVersion())),
 		resource.WithFromEnv()) // comes last, so what it says counts
@@ -66,7 +59,7 @@ func (o *serveOptions) traces(ctx context.Context, log *slog.Logger) (*trace.Tra
 	limits := trace.NewSpanLimits()
 	limits.EventCountLimit = -1 // the server has its own for rounds
 	log.Info("exporting traces", "to", u.Redacted())
-	return trace.NewTracerProvider(trace.WithBatcher(exporter), trace.WithResource(r),
+	return trace.NewTracerProvider(trace.WithBatcher(c), trace.WithResource(r),
 		trace.WithRawSpanLimits(limits)), nil
 }
 
@@ -78,12 +71,14 @@ type otlpClient struct {
 	down atomic.Bool
 }
 
-func (c *otlpClient) Start(context.Context) error { return nil }
-func (c *otlpClient) Stop(context.Context) error  { return nil }
+func (c *otlpClient) Shutdown(context.Context) error { return nil }
 
-// UploadTraces sends spans. Those that do not get through are lost, which is said once: traces must not disturb.
-func (c *otlpClient) UploadTraces(ctx context.Context, spans []*tracepb.ResourceSpans) error {
-	err := c.send(ctx, spans)
+// ExportSpans sends spans. Those that do not get through are lost, which is said once: traces must not disturb.
+func (c *otlpClient) ExportSpans(ctx context.Context, spans []trace.ReadOnlySpan) error {
+	if len(spans) == 0 {
+		return nil
+	}
+	err := c.send(ctx, otlp(spans))
 	if was := c.down.Swap(err != nil); err != nil && !was {
 		c.log.Warn("traces do not get through; they are lost until they do", "error", err)
 	} else if err == nil && was {
@@ -92,11 +87,7 @@ func (c *otlpClient) UploadTraces(ctx context.Context, spans []*tracepb.Resource
 	return nil
 }
 
-func (c *otlpClient) send(ctx context.Context, spans []*tracepb.ResourceSpans) error {
-	body, err := proto.Marshal(&tracepb.TracesData{ResourceSpans: spans}) // the request has the same layout
-	if err != nil {
-		return err
-	}
+func (c *otlpClient) send(ctx context.Context, body []byte) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second) // the standard's default
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url, bytes.NewReader(body))

@@ -1,15 +1,25 @@
 package main
 
 import (
+	"context"
 	"encoding/hex"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/protobuf/proto"
@@ -176,5 +186,65 @@ func TestTracesOff(t *testing.T) {
 	if code := run(t.Context(), []string{"serve", "-m", model, "--otlp", "localhost"}, nil, io.Discard,
 		io.Discard); code != exitUsage {
 		t.Errorf("a wrong address: exit code %d", code)
+	}
+}
+
+// oracle is a client of OpenTelemetry's exporter that keeps what it is to send.
+type oracle struct{ spans []*tracepb.ResourceSpans }
+
+func (o *oracle) Start(context.Context) error { return nil }
+func (o *oracle) Stop(context.Context) error  { return nil }
+func (o *oracle) UploadTraces(_ context.Context, spans []*tracepb.ResourceSpans) error {
+	o.spans = spans
+	return nil
+}
+
+// TestOTLP: spans are sent as OpenTelemetry's exporter sends them.
+func TestOTLP(t *testing.T) {
+	record := tracetest.NewSpanRecorder()
+	limits := sdktrace.NewSpanLimits()
+	limits.AttributeCountLimit, limits.EventCountLimit, limits.AttributePerEventCountLimit = 5, 3, 2
+	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(record), sdktrace.WithRawSpanLimits(limits),
+		sdktrace.WithResource(resource.NewWithAttributes("https://example.org/schema", attribute.String("service.name", "x"),
+			attribute.String("empty", ""))))
+	tracer := provider.Tracer("strobe", trace.WithInstrumentationVersion("v1"))
+	state, err := trace.ParseTraceState("vendor=1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	far := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1, 2}, SpanID: trace.SpanID{3},
+		TraceFlags: trace.FlagsSampled, TraceState: state, Remote: true})
+	ctx, outer := tracer.Start(trace.ContextWithSpanContext(t.Context(), far), "GET /",
+		trace.WithSpanKind(trace.SpanKindServer))
+	for _, kind := range []trace.SpanKind{trace.SpanKindInternal, trace.SpanKindClient, trace.SpanKindUnspecified} {
+		_, inner := tracer.Start(ctx, "", trace.WithSpanKind(kind), trace.WithTimestamp(time.Unix(1, 2)))
+		inner.SetAttributes(attribute.Int("zero", 0), attribute.Int("less", -1), attribute.Bool("no", false),
+			attribute.Bool("yes", true), attribute.Float64("half", 0.5), attribute.String("too many", "é"))
+		for range 5 {
+			inner.AddEvent("round", trace.WithAttributes(attribute.String("a", strings.Repeat("a", 200)),
+				attribute.Float64("b", 0), attribute.Int("c", math.MaxInt64)))
+		}
+		inner.SetStatus(codes.Error, "why")
+		inner.End(trace.WithTimestamp(time.Unix(3, 4)))
+	}
+	outer.SetStatus(codes.Ok, "")
+	outer.End()
+	_, first := tracer.Start(t.Context(), "without a parent")
+	first.End(trace.WithTimestamp(time.Unix(-1, 0)))
+
+	o := &oracle{}
+	exporter, err := otlptrace.New(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := exporter.ExportSpans(t.Context(), record.Ended()); err != nil {
+		t.Fatal(err)
+	}
+	var got tracepb.TracesData
+	if err := proto.Unmarshal(otlp(record.Ended()), &got); err != nil {
+		t.Fatal(err)
+	}
+	if want := (&tracepb.TracesData{ResourceSpans: o.spans}); !proto.Equal(&got, want) {
+		t.Errorf("got %v\nwant %v", &got, want)
 	}
 }

@@ -17,11 +17,13 @@ func newVersionCmd() *cobra.Command {
 		Use:   "version",
 		Short: "Print the version of this program, its commit and how it was built",
 		Args:  positional(),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			_, err := fmt.Fprintln(cmd.OutOrStdout(), versionText())
-			return err
-		},
+		RunE:  func(cmd *cobra.Command, _ []string) error { return printVersion(cmd) },
 	}
+}
+
+func printVersion(cmd *cobra.Command) error {
+	_, err := fmt.Fprintln(cmd.OutOrStdout(), versionText())
+	return err
 }
 
 // versionText is the version with what a report of a problem needs: the commit, its date, the compiler, the platform,

@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -18,6 +20,30 @@ func TestVersionText(t *testing.T) {
 	version = ""
 	if got := versionText(); !strings.Contains(got, "commit 0123456789ab 2026-01-02") {
 		t.Error(got)
+	}
+}
+
+// TestVersionFlag: the flag says what the command says, whatever stands beside it or in the settings.
+func TestVersionFlag(t *testing.T) {
+	home := t.TempDir()
+	t.Setenv("XDG_CONFIG_HOME", home)
+	if err := os.MkdirAll(filepath.Join(home, "strobe"), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(home, "strobe", "config.toml"), []byte("no settings"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for line, want := range map[string]string{"--version": versionText() + "\n", "-v": versionText() + "\n",
+		"--version no-such-command": versionText() + "\n", "version": versionText() + "\n"} {
+		var out, errs bytes.Buffer
+		if code := run(t.Context(), strings.Fields(line), nil, &out, &errs); code != exitOK || out.String() != want {
+			t.Errorf("strobe %s: code %d, %s%s", line, code, out.String(), errs.String())
+		}
+	}
+	var out, errs bytes.Buffer
+	code := run(t.Context(), []string{"--version=false", "no-such-command"}, nil, &out, &errs)
+	if code != exitUsage || out.Len() > 0 {
+		t.Errorf("code %d, %s", code, out.String())
 	}
 }
 
@@ -38,7 +64,7 @@ func TestManPage(t *testing.T) {
 			t.Errorf("an unknown instruction: %s", line)
 		}
 	}
-	if got := roff("a-b\\\n.c\n'd"); got != "a\\-b\\e\n\\&.c\n\\&'d" {
+	if got := roff("a-b\\\n.c\n'd\n\te"); got != "a\\-b\\e\n\\&.c\n\\&'d\n    e" {
 		t.Errorf("%q", got)
 	}
 }

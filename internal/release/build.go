@@ -26,6 +26,7 @@ type release struct {
 	commit    string
 	date      time.Time // of the commit: nothing in a release depends on when it is built
 	module    string
+	cache     string // Go's, "" for the usual one
 }
 
 func newRelease(ctx context.Context, root, version, out string) (*release, error) {
@@ -76,11 +77,11 @@ func (r *release) build(ctx context.Context, targets []target, packages bool) er
 		return os.WriteFile(filepath.Join(r.out, name), data, 0o666)
 	}
 	for _, t := range targets {
-		fmt.Println(r.name(t))
-		program, err := r.compile(ctx, r.root, t)
+		program, err := r.compile(ctx, t)
 		if err != nil {
 			return err
 		}
+		fmt.Printf("%s: the program has %d bytes\n", r.name(t), len(program))
 		files := append([]file{{t.program(), program, 0o755}}, extras...)
 		if t.os != "linux" {
 			files = slices.DeleteFunc(files, func(f file) bool { return f.name == "strobe.service" })
@@ -154,8 +155,8 @@ func (r *release) archive(t target) string {
 // downloads is the folder on the web that has the files of all versions in folders of their own.
 func (r *release) downloads() string { return homepage(r.module) + "/releases/download" }
 
-// compile builds the program for a target from the sources in a folder.
-func (r *release) compile(ctx context.Context, root string, t target) ([]byte, error) {
+// compile builds the program for a target.
+func (r *release) compile(ctx context.Context, t target) ([]byte, error) {
 	dir, err := os.MkdirTemp("", "strobe-release")
 	if err != nil {
 		return nil, err
@@ -164,10 +165,12 @@ func (r *release) compile(ctx context.Context, root string, t target) ([]byte, e
 	path := filepath.Join(dir, t.program())
 	flags := fmt.Sprintf("-s -w -buildid= -X main.commit=%s -X main.date=%s -X main.version=%s", r.commit,
 		r.date.Format(time.DateOnly), r.version)
-	env := []string{"CGO_ENABLED=0", "GOOS=" + t.os, "GOARCH=" + t.arch, "GOAMD64=v1", "GOARM64=v8.0"}
-	if _, err := command(ctx, root, env, "go", "build", "-trimpath", "-buildvcs=false", "-tags", t.tags(), "-ldflags",
-		flags,
-		"-o", path, "./cmd/strobe"); err != nil {
+	env := []string{"CGO_ENABLED=0", "GOOS=" + t.os, "GOARCH=" + t.arch, "GOAMD64=v1", "GOARM64=v8.0", "GOFLAGS="}
+	if r.cache != "" {
+		env = append(env, "GOCACHE="+r.cache)
+	}
+	if _, err := command(ctx, r.root, env, "go", "build", "-trimpath", "-buildvcs=false", "-tags", t.tags(), "-ldflags",
+		flags, "-o", path, "./cmd/strobe"); err != nil {
 		return nil, err
 	}
 	return os.ReadFile(path)
@@ -190,7 +193,7 @@ func (r *release) extras(ctx context.Context) (files []file, err error) {
 	}
 	defer os.RemoveAll(dir)
 	here := target{runtime.GOOS, runtime.GOARCH, "static-small"}
-	program, err := r.compile(ctx, r.root, here)
+	program, err := r.compile(ctx, here)
 	if err != nil {
 		return nil, err
 	}
@@ -256,48 +259,62 @@ func zipped(folder string, files []file, date time.Time) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// reproduce builds every target here, and again from a copy of the sources in another folder with an empty cache.
-func reproduce(ctx context.Context, root string, targets []target) error {
-	r, err := newRelease(ctx, root, "v0.0.0", os.TempDir())
-	if err != nil {
-		return err
-	}
+// reproduce makes the release of some targets here, and again from a copy of the sources in another folder with an
+// empty cache, and compares all files.
+func reproduce(ctx context.Context, root string, targets []target, packages bool) error {
 	dir, err := os.MkdirTemp("", "strobe-again")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	copied := filepath.Join(dir, "sources")
-	if err := copySources(ctx, root, copied); err != nil {
+	first, err := newRelease(ctx, root, "v0.0.0", filepath.Join(dir, "first"))
+	if err != nil {
 		return err
 	}
-	if err := os.Setenv("GOFLAGS", ""); err != nil {
+	second := *first
+	second.root, second.out = filepath.Join(dir, "sources"), filepath.Join(dir, "second")
+	second.cache = filepath.Join(dir, "cache")
+	if err := copySources(ctx, root, second.root); err != nil {
 		return err
 	}
-	usual := os.Getenv("GOCACHE")
-	for _, t := range targets {
-		first, err := r.compile(ctx, root, t)
+	for _, r := range []*release{first, &second} {
+		if err := os.MkdirAll(r.out, 0o777); err != nil {
+			return err
+		}
+		if err := r.build(ctx, targets, packages); err != nil {
+			return err
+		}
+	}
+	return compare(first.out, second.out)
+}
+
+// compare says of every file in two folders whether it is the same in both, and fails when one is not.
+func compare(first, second string) error {
+	seen := map[string]bool{}
+	var differ []error
+	for _, dir := range []string{first, second} {
+		err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+			if err != nil || d.IsDir() {
+				return err
+			}
+			name, err := filepath.Rel(dir, path)
+			if err != nil || seen[name] {
+				return err
+			}
+			seen[name] = true
+			a, err := os.ReadFile(filepath.Join(first, name))
+			b, again := os.ReadFile(filepath.Join(second, name))
+			if err != nil || again != nil || !bytes.Equal(a, b) {
+				differ = append(differ, fmt.Errorf("%s: two builds differ", name))
+			}
+			fmt.Printf("%x %9d %s\n", sha256.Sum256(a), len(a), name)
+			return nil
+		})
 		if err != nil {
 			return err
 		}
-		if err := os.Setenv("GOCACHE", filepath.Join(dir, "cache")); err != nil {
-			return err
-		}
-		second, err := r.compile(ctx, copied, t)
-		if usual == "" {
-			os.Unsetenv("GOCACHE")
-		} else {
-			os.Setenv("GOCACHE", usual)
-		}
-		if err != nil {
-			return err
-		}
-		if !bytes.Equal(first, second) {
-			return fmt.Errorf("%s: two builds differ", t)
-		}
-		fmt.Printf("%s: %x\n", t, sha256.Sum256(first))
 	}
-	return nil
+	return errors.Join(differ...)
 }
 
 // copySources copies the files that git tracks.

@@ -2,7 +2,8 @@
 // managers, a list of materials (SBOM) and checksums. It is run in the repository, with "go run ./internal/release".
 //
 //	release build VERSION      everything, into the folder dist
-//	release reproduce          builds every platform twice, in two folders, and compares the bytes
+//	release reproduce          makes everything twice, from two folders, and compares the bytes
+//	release size               prints what is in the program, in megabytes
 //	release licenses           writes cmd/strobe/licenses.txt
 //	release rename PATH        gives the module another path, in all files
 //	release vulnerabilities    looks for known holes in what the program uses (GOVULNDB names a copy of the database)
@@ -36,7 +37,7 @@ func main() {
 	}
 }
 
-const usage = "usage: release build VERSION | reproduce | licenses [-check] | rename PATH | vulnerabilities | " +
+const usage = "usage: release build VERSION | reproduce | size | licenses [-check] | rename PATH | vulnerabilities | " +
 	"api REVISION"
 
 func run(ctx context.Context, args []string) error {
@@ -76,7 +77,9 @@ func run(ctx context.Context, args []string) error {
 		}
 		return r.build(ctx, targets, *packages)
 	case args[0] == "reproduce" && len(words) == 0:
-		return reproduce(ctx, root, targets)
+		return reproduce(ctx, root, targets, *packages)
+	case args[0] == "size" && len(words) == 0:
+		return size(ctx, root, os.Stdout)
 	case args[0] == "licenses" && len(words) == 0:
 		if *check {
 			return checkLicenses(ctx, root)

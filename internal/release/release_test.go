@@ -85,22 +85,11 @@ func TestRelease(t *testing.T) {
 	first, second := t.TempDir(), t.TempDir()
 	makeRelease(t, "v1.2.3", first)
 	makeRelease(t, "v1.2.3", second)
-	n := 0
-	err := filepath.WalkDir(first, func(path string, d os.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
-		}
-		n++
-		name, _ := filepath.Rel(first, path)
-		a, err := os.ReadFile(path)
-		b, berr := os.ReadFile(filepath.Join(second, name))
-		if !bytes.Equal(a, b) || berr != nil {
-			t.Errorf("%s: not the same a second time: %v", name, berr)
-		}
-		return err
-	})
-	if want := len(targets) + 4 + 3 + len(manifestFiles); err != nil || n != want {
-		t.Errorf("%d files, want %d: %v", n, want, err)
+	if err := compare(first, second); err != nil {
+		t.Error(err)
+	}
+	if n, want := len(files(t, first)), len(targets)+4+3+len(manifestFiles); n != want {
+		t.Errorf("%d files, want %d", n, want)
 	}
 	sums := text(t, filepath.Join(first, "SHA256SUMS"))
 	if n := strings.Count(sums, "  strobe-v1.2.3-"); n != len(targets) {
@@ -147,6 +136,39 @@ func TestRelease(t *testing.T) {
 		if strings.Contains(c.Name, ".") && !strings.HasPrefix(c.Purl, "pkg:golang/"+c.Name+"@v") {
 			t.Errorf("%+v", c)
 		}
+	}
+}
+
+// files are the names of all files below a folder.
+func files(t *testing.T, dir string) (names []string) {
+	t.Helper()
+	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			names = append(names, path)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return names
+}
+
+// TestCompare: a byte that differs is found, and a file that only one folder has.
+func TestCompare(t *testing.T) {
+	first, second := t.TempDir(), t.TempDir()
+	for _, dir := range []string{first, second} {
+		write(t, filepath.Join(dir, "a", "same"), "1")
+		write(t, filepath.Join(dir, "differs"), dir)
+	}
+	write(t, filepath.Join(first, "only-first"), "")
+	write(t, filepath.Join(second, "only-second"), "")
+	want := "differs: two builds differ\nonly-first: two builds differ\nonly-second: two builds differ"
+	if err := compare(first, second); err == nil || err.Error() != want {
+		t.Errorf("%v, want %s", err, want)
+	}
+	if err := compare(first, first); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -318,6 +340,24 @@ func TestLicenses(t *testing.T) {
 		if got := kind(text); got != want {
 			t.Errorf("%q: %q, want %q", text, got, want)
 		}
+	}
+}
+
+// TestCodeGroup: functions are counted where they come from.
+func TestCodeGroup(t *testing.T) {
+	for symbol, want := range map[string]string{
+		"main.run": "Strobe", "strobe/internal/nn.(*Norm).Run": "Strobe", "net/http.(*Server).Serve": "Go's standard library",
+		"go.opentelemetry.io/otel/trace.Start":    "traces (OpenTelemetry)",
+		"github.com/spf13/cobra.(*Command).Help":  "other modules",
+		"type:.eq.github.com/spf13/cobra.Command": "other modules", "runtime.main": "Go's standard library",
+		"slices.SortFunc[go.shape.[]strobe/internal/draft.Guess]": "Strobe",
+	} {
+		if got := codeGroup(symbol); got != want {
+			t.Errorf("%s: %s, want %s", symbol, got, want)
+		}
+	}
+	if got := bySize(map[string]uint64{"a": 1, "b": 2, "c": 1}); !slices.Equal(got, []string{"b", "a", "c"}) {
+		t.Error(got)
 	}
 }
 
