@@ -3,6 +3,7 @@
 package qmat
 
 import (
+	"math/bits"
 	"unsafe"
 
 	"strobe/internal/backend/cpu/kernel"
@@ -48,6 +49,8 @@ var decoders = [...]decodeFunc{
 	quant.Q4_0: decodeQ40, quant.Q4_1: decodeQ41, quant.Q5_0: decodeQ50, quant.Q5_1: decodeQ51, quant.Q8_0: decodeQ80,
 	quant.Q2_K: decodeQ2K, quant.Q3_K: decodeQ3K, quant.Q4_K: decodeQ4K, quant.Q5_K: decodeQ5K, quant.Q6_K: decodeQ6K,
 	quant.IQ4_NL: decodeIQ4NL, quant.IQ4_XS: decodeIQ4XS, quant.MXFP4: decodeMXFP4, quant.NVFP4: decodeNVFP4,
+	quant.IQ1_S: decodeIQ1S, quant.IQ1_M: decodeIQ1M, quant.IQ2_XXS: decodeIQ2XXS, quant.IQ2_XS: decodeIQ2XS,
+	quant.IQ2_S: decodeIQ2S, quant.IQ3_XXS: decodeIQ3XXS, quant.IQ3_S: decodeIQ3S,
 }
 
 // wovenDecoders is the same for woven weights.
@@ -103,6 +106,49 @@ func byteScales(t quant.Type) (s [256]float32) {
 		l.Floats(&quant.Block{Scales: [16]byte{byte(i)}}, s[i:i+1], nil)
 	}
 	return s
+}
+
+// The points of grids as decoders read them, a byte for each value: magnitudes, with an offset for types with a minimum,
+// and for IQ1 codes, moved upwards.
+var (
+	pointsIQ1    [2048]uint64
+	pointsIQ2XXS [256]uint64
+	pointsIQ2XS  [512]uint64
+	pointsIQ2S   [1024]uint64
+	pointsIQ3XXS [256]uint32
+	pointsIQ3S   [512]uint32
+)
+
+// Signs as bytes of ones, of eight bits and of seven with one that makes the number of minuses even.
+var allSigns, evenSigns [256]uint64
+
+func init() {
+	const each = 0x0101010101010101
+	copy(pointsIQ2XXS[:], quant.IQ2_XXS.GridPoints())
+	for i, p := range quant.IQ1_S.GridPoints() {
+		pointsIQ1[i] = 8*p + (128-8+1)*each
+	}
+	raised := func(to []uint64, t quant.Type) {
+		for i, p := range t.GridPoints() {
+			to[i] = p + uint64(formatOf(t).raise)*each
+		}
+	}
+	raised(pointsIQ2XS[:], quant.IQ2_XS)
+	raised(pointsIQ2S[:], quant.IQ2_S)
+	four := func(to []uint32, t quant.Type) {
+		for i, p := range t.GridPoints() {
+			to[i] = uint32(p)
+		}
+	}
+	four(pointsIQ3XXS[:], quant.IQ3_XXS)
+	four(pointsIQ3S[:], quant.IQ3_S)
+	for i := range allSigns {
+		even := i&127 | bits.OnesCount8(byte(i)&127)&1<<7
+		for b := range 8 {
+			allSigns[i] |= uint64(i>>b&1) * 255 << (8 * b)
+			evenSigns[i] |= uint64(even>>b&1) * 255 << (8 * b)
+		}
+	}
 }
 
 func weavePieces([]byte, []byte, int, int) bool { return false }

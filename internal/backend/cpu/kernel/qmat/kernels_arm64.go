@@ -102,6 +102,48 @@ func decodeMXFP4(p *byte, w *byte, stride int, blocks int, pf uintptr)
 //go:noescape
 func decodeNVFP4(p *byte, w *byte, stride int, blocks int, pf uintptr)
 
+// decodeIQ2XXS decodes four rows, stride bytes apart, of blocks to p and prefetches four rows at pf.
+// Reference: format.block in format.go.
+//
+//go:noescape
+func decodeIQ2XXS(p *byte, w *byte, stride int, blocks int, pf uintptr)
+
+// decodeIQ2XS decodes four rows, stride bytes apart, of blocks to p and prefetches four rows at pf.
+// Reference: format.block in format.go.
+//
+//go:noescape
+func decodeIQ2XS(p *byte, w *byte, stride int, blocks int, pf uintptr)
+
+// decodeIQ2S decodes four rows, stride bytes apart, of blocks to p and prefetches four rows at pf.
+// Reference: format.block in format.go.
+//
+//go:noescape
+func decodeIQ2S(p *byte, w *byte, stride int, blocks int, pf uintptr)
+
+// decodeIQ3XXS decodes four rows, stride bytes apart, of blocks to p and prefetches four rows at pf.
+// Reference: format.block in format.go.
+//
+//go:noescape
+func decodeIQ3XXS(p *byte, w *byte, stride int, blocks int, pf uintptr)
+
+// decodeIQ3S decodes four rows, stride bytes apart, of blocks to p and prefetches four rows at pf.
+// Reference: format.block in format.go.
+//
+//go:noescape
+func decodeIQ3S(p *byte, w *byte, stride int, blocks int, pf uintptr)
+
+// decodeIQ1S decodes four rows, stride bytes apart, of blocks to p and prefetches four rows at pf.
+// Reference: format.block in format.go.
+//
+//go:noescape
+func decodeIQ1S(p *byte, w *byte, stride int, blocks int, pf uintptr)
+
+// decodeIQ1M decodes four rows, stride bytes apart, of blocks to p and prefetches four rows at pf.
+// Reference: format.block in format.go.
+//
+//go:noescape
+func decodeIQ1M(p *byte, w *byte, stride int, blocks int, pf uintptr)
+
 // rowsToAcross transposes the codes of four rows.
 // Reference: the comment of type order in asm_arm64.go.
 //
