@@ -318,8 +318,8 @@ func (k *fusedKernel) total(a V) {
 	k.addp(a, a, a+2)
 }
 
-// products multiplies two sub-blocks by all columns. fetch brings 16 bytes of the rows; it may use the registers of sums
-// only where a sub-block has no more. codes makes codes of both sub-blocks of vector i.
+// products multiplies two sub-blocks by all columns. fetch brings 16 bytes of the rows; it may use the registers of
+// products only where a sub-block has no more. codes makes codes of both sub-blocks of vector i.
 func (k *fusedKernel) products(t two, fetch func(h int), codes func(i int) (lo, hi V)) {
 	acc := func(j, i int) V { return V(4 + 4*j + i) } // i is the column, or the row
 	x := func(j, c int) V { return V(12 + 4*j + c) }

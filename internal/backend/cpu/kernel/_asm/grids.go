@@ -1,7 +1,7 @@
 package main
 
-// IQ1, IQ2 and IQ3 store points of a grid, four or eight values each, and a sign for each value (IQ1: one for eight, the
-// direction in which they are moved). There is no gather in NEON, so points are looked up with general registers, which
+// IQ1, IQ2 and IQ3 store points of a grid, four or eight values each, and a sign for each value (IQ1: one for eight,
+// the direction in which they are moved). There is no gather in NEON, so points are looked up with general registers, which
 // hold eight values: a row at a time, and the arithmetic on bytes is that of package quant.
 
 // Registers of these decoders.
@@ -28,7 +28,7 @@ type gridDecoder struct {
 	raise byte // values count from -raise, and minima take that away
 }
 
-// grid emits a decoder. half puts the bits of the half that scales are multiplied with into tmp, and body decodes a row.
+// grid emits a decoder. half puts the bits of the half that scales are multiplied with into tmp, body decodes a row.
 func (f *file) grid(name string, bytes int, g gridDecoder, points, signs string, shift int, half, body func()) {
 	*g.decoder = *f.decoder(name, 256, bytes, false)
 	g.p("MOVD $·%s(SB), R%d", points, gPoints)

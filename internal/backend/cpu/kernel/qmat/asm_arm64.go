@@ -159,8 +159,8 @@ func byteScales(t quant.Type) (s [256]float32) {
 	return s
 }
 
-// The points of grids as decoders read them, a byte for each value: magnitudes, with an offset for types with a minimum,
-// and for IQ1 codes, moved upwards.
+// The points of grids as decoders read them, a byte for each value: magnitudes, with an offset for types with a
+// minimum, and for IQ1 codes, moved upwards.
 var (
 	pointsIQ1    [2048]uint64
 	pointsIQ2XXS [256]uint64
