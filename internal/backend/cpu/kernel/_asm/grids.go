@@ -1,8 +1,8 @@
 package main
 
 // IQ1, IQ2 and IQ3 store points of a grid, four or eight values each, and a sign for each value (IQ1: one for eight,
-// the direction in which they are moved). There is no gather in NEON, so points are looked up with general registers, which
-// hold eight values: a row at a time, and the arithmetic on bytes is that of package quant.
+// the direction in which they are moved). There is no gather in NEON, so points are looked up with general registers,
+// which hold eight values: a row at a time, and the arithmetic on bytes is that of package quant.
 
 // Registers of these decoders.
 const (
