@@ -239,6 +239,11 @@ func (f *file) ushl(d, n, m V) { f.three(0x6e204400, "ushl", "16b", "16b", "16b"
 // ushlS does the same with words.
 func (f *file) ushlS(d, n, m V) { f.three(0x6ea04400, "ushl", "4s", "4s", "4s", d, n, m) }
 
+// tbx looks bytes up in table as tbl does, but leaves those of d whose index is too large.
+func (f *file) tbx(d, table, i V) {
+	f.word(0x4e001000|uint32(i)<<16|uint32(table)<<5|uint32(d), "tbx v%d.16b, { v%d.16b }, v%d.16b", d, table, i)
+}
+
 // What Go knows, with the operands in ARM's order.
 
 func (f *file) and(d, n, m V)         { f.p("VAND V%d.B16, V%d.B16, V%d.B16", m, n, d) }
@@ -259,6 +264,8 @@ func (f *file) addD(d, n, m V)        { f.p("VADD V%d.D2, V%d.D2, V%d.D2", m, n,
 func (f *file) umaxS(d, n, m V)       { f.p("VUMAX V%d.S4, V%d.S4, V%d.S4", m, n, d) }
 func (f *file) cmtst(d, n, m V)       { f.p("VCMTST V%d.B16, V%d.B16, V%d.B16", m, n, d) }
 func (f *file) tbl(d, table, i V)     { f.p("VTBL V%d.B16, [V%d.B16], V%d.B16", i, table, d) }
+func (f *file) sli(d, n V, by int)    { f.p("VSLI $%d, V%d.B16, V%d.B16", by, n, d) }
+func (f *file) sri(d, n V, by int)    { f.p("VSRI $%d, V%d.B16, V%d.B16", by, n, d) }
 func (f *file) ext(d, n, m V, by int) { f.p("VEXT $%d, V%d.B16, V%d.B16, V%d.B16", by, m, n, d) }
 func (f *file) dup(d, n V, i int)     { f.p("VDUP V%d.S[%d], V%d.S4", n, i, d) }
 func (f *file) dupR(d V, r R)         { f.p("VDUP R%d, V%d.S4", r, d) }

@@ -158,20 +158,25 @@ const (
 
 func (d *decoder) bytesOf(v V, b byte) { d.movi(v, int(b)) }
 
-// placers make vFirst and the next three the indices that take byte i of every dword to the lowest byte, or to the
+// placers make vFirst and the next three the indices that take byte i of every dword to its lowest byte, or to its
 // highest one.
 func (d *decoder) placers(high bool) {
-	for i := range 4 {
-		idx := sameB(255)
-		for r := range 4 {
-			at := 4 * r
-			if high {
-				at += 3
-			}
-			idx[at] = byte(4*r + i)
-		}
-		d.constVec(vFirst+V(i), tmp, idx)
+	to := 0
+	if high {
+		to = 3
 	}
+	for i := range 4 {
+		d.constVec(vFirst+V(i), tmp, placer(i, to))
+	}
+}
+
+// placer is the index that takes byte i of every dword to another one.
+func placer(i, to int) []byte {
+	idx := sameB(255)
+	for r := range 4 {
+		idx[4*r+to] = byte(4*r + i)
+	}
+	return idx
 }
 
 // big loads vBig.

@@ -13,6 +13,7 @@ func main() {
 	flag.Parse()
 	q := newFile("qmat")
 	q.decoders()
+	q.grids()
 	q.micros()
 	q.fusedKernels()
 	q.quantize()

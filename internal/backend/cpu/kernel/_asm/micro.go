@@ -15,8 +15,9 @@ const (
 // then scales and products with minima as [sub-block]{first, second, first, second}.
 const (
 	pairScale = 512
-	pairMs    = 640
-	pairBytes = 896
+	pairMs32  = 640
+	pairMs16  = 768
+	pairBytes = 1024
 )
 
 // kind is how sub-blocks enter the sum (qmat/format.go).
@@ -287,9 +288,13 @@ func (f *file) pairs(k kind, n int) {
 	for c := R(1); c < R(n); c++ {
 		f.addTo(mX+c, mX+c-1, pairBytes)
 	}
+	ms := pairMs32
+	if k.sub == 16 {
+		ms = pairMs16
+	}
 	for c := range R(n) {
 		f.addTo(mXS+c, mX+c, pairScale)
-		f.addTo(mMS+c, mX+c, pairMs)
+		f.addTo(mMS+c, mX+c, ms)
 	}
 	f.constVec(vMagic, mTmp, same(magicBits))
 	sum := func(c, r int) V { return V(24 + 2*c + r) }
@@ -411,15 +416,7 @@ func (f *file) orders() {
 	}
 	f.ret()
 
-	args := f.fn("pairRecords", "dst *byte, a *byte, b *byte", "",
-		"puts two records side by side; products with minima are those of sub-blocks of 32.", "record in acts.go")
-	f.pairRecords(args, false)
-	args = f.fn("pairRecords16", "dst *byte, a *byte, b *byte", "",
-		"puts two records side by side; products with minima are those of sub-blocks of 16.", "record in acts.go")
-	f.pairRecords(args, true)
-}
-
-func (f *file) pairRecords(args map[string]arg, min16 bool) {
+	args := f.fn("pairRecords", "dst *byte, a *byte, b *byte", "", "puts two records side by side.", "record in acts.go")
 	f.load(args["dst"], 0)
 	f.load(args["a"], 1)
 	f.load(args["b"], 2)
@@ -446,11 +443,8 @@ func (f *file) pairRecords(args map[string]arg, min16 bool) {
 		}
 	}
 	spread(recScale, pairScale, 8)
-	if min16 {
-		spread(recMs16, pairMs, 16)
-	} else {
-		spread(recMs32, pairMs, 8)
-	}
+	spread(recMs32, pairMs32, 8)
+	spread(recMs16, pairMs16, 16)
 	f.ret()
 }
 

@@ -26,7 +26,7 @@ import (
 // A product of 16 rows. Rows are long enough that what happens once for each does not count much.
 const (
 	rows = 16
-	k    = 512
+	k    = 1024
 )
 
 // core is a model of llvm-mca, and the level of our kernels that runs on it.

@@ -124,8 +124,8 @@ func quantizeBlock(out *record, v *[blockLen]float32) {
 // column after column inside a block. The zero value is empty.
 type Acts struct {
 	n, k, blocks int
-	data         []record // [blocks][n]
-	tiled        amxActs  // the same for tiles, where products will use them
+	data         []record  // [blocks][n]
+	tiled        tiledActs // the same as AMX or SMMLA read them, where products will use that
 }
 
 // Reset makes room for n columns of k values. What was there is lost.

@@ -59,9 +59,9 @@ type amxScratch struct {
 	acc []byte
 }
 
-// amxActs are columns as tiles read them, block by block and tile by tile: [sub-block][column][32]int8, then per
+// tiledActs are columns as tiles read them, block by block and tile by tile: [sub-block][column][32]int8, then per
 // sub-block the scales of 16 columns, then the scales times sums.
-type amxActs struct {
+type tiledActs struct {
 	tile int // columns of a tile; 0 when there are too few columns
 	data []byte
 }

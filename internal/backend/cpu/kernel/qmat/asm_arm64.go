@@ -3,6 +3,7 @@
 package qmat
 
 import (
+	"math/bits"
 	"unsafe"
 
 	"strobe/internal/backend/cpu/kernel"
@@ -32,15 +33,44 @@ const (
 
 // pairRecord is a block of two columns side by side.
 type pairRecord struct {
-	q  [512]int8     // eight of the first, eight of the second
-	xs [8][4]float32 // of the first, the second, and both again
-	ms [16][4]float32
+	q    [512]int8     // eight of the first, eight of the second
+	xs   [8][4]float32 // of the first, the second, and both again
+	ms32 [8][4]float32
+	ms16 [16][4]float32
+}
+
+// tiledActs are the columns for products of two rows and two columns.
+type tiledActs struct {
+	pairs []pairRecord // [block][pair of columns]; empty for one column and where there is no SMMLA
+}
+
+// resetTiles makes room for the columns of a, if products may want them in pairs.
+func (a *Acts) resetTiles() {
+	n := 0
+	if kernel.Current() == kernel.I8MM && a.n > 1 {
+		n = a.blocks * a.columnPairs()
+	}
+	a.tiled.pairs = grow(a.tiled.pairs, n)
+}
+
+func (a *Acts) columnPairs() int { return (a.n + 1) / 2 }
+
+// packTiles puts the columns of block b, which is in a.data, side by side, two by two; a last one alone is paired with
+// itself.
+func (a *Acts) packTiles(b int) {
+	if len(a.tiled.pairs) == 0 {
+		return
+	}
+	cols := a.data[b*a.n:][:a.n]
+	for i := range a.columnPairs() {
+		pairRecords(bytesOf(&a.tiled.pairs[b*a.columnPairs()+i]), bytesOf(&cols[2*i]), bytesOf(&cols[min(2*i+1, a.n-1)]))
+	}
 }
 
 type (
 	decodeFunc func(p, w *byte, stride, blocks int, pf uintptr)
 	microFunc  func(codes, scales, x *byte, y *float32, yStep, iters int)
-	fusedFunc  func(w *byte, stride, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+	fusedFunc  func(p, w *byte, stride, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 )
 
 // decoders has the types with a decoder; the others are decoded in Go.
@@ -48,23 +78,47 @@ var decoders = [...]decodeFunc{
 	quant.Q4_0: decodeQ40, quant.Q4_1: decodeQ41, quant.Q5_0: decodeQ50, quant.Q5_1: decodeQ51, quant.Q8_0: decodeQ80,
 	quant.Q2_K: decodeQ2K, quant.Q3_K: decodeQ3K, quant.Q4_K: decodeQ4K, quant.Q5_K: decodeQ5K, quant.Q6_K: decodeQ6K,
 	quant.IQ4_NL: decodeIQ4NL, quant.IQ4_XS: decodeIQ4XS, quant.MXFP4: decodeMXFP4, quant.NVFP4: decodeNVFP4,
+	quant.IQ1_S: decodeIQ1S, quant.IQ1_M: decodeIQ1M, quant.IQ2_XXS: decodeIQ2XXS, quant.IQ2_XS: decodeIQ2XS,
+	quant.IQ2_S: decodeIQ2S, quant.IQ3_XXS: decodeIQ3XXS, quant.IQ3_S: decodeIQ3S,
 }
 
 // wovenDecoders is the same for woven weights.
 var wovenDecoders = map[quant.Type]decodeFunc{quant.Q4_K: decodeQ4KWoven, quant.Q6_K: decodeQ6KWoven}
 
-// Fused kernels decode and multiply four rows in one go; those for n columns are at n-1.
+// fusedSet has kernels that decode and multiply four rows in one go; those for n columns, or pairs of columns, are at
+// n-1.
+type fusedSet struct{ columns, pairs [4]fusedFunc }
+
 var (
-	fusedKernels = map[quant.Type][]fusedFunc{
-		quant.Q4_K: {fusedQ4Kx1, fusedQ4Kx2, fusedQ4Kx3, fusedQ4Kx4},
-		quant.Q6_K: {fusedQ6Kx1, fusedQ6Kx2, fusedQ6Kx3, fusedQ6Kx4},
-		quant.Q8_0: {fusedQ80x1, fusedQ80x2, fusedQ80x3, fusedQ80x4},
+	fusedKernels = map[quant.Type]*fusedSet{
+		quant.Q4_K: {
+			[4]fusedFunc{fusedQ4Kx1, fusedQ4Kx2, fusedQ4Kx3, fusedQ4Kx4},
+			[4]fusedFunc{fusedQ4KPairsx1, fusedQ4KPairsx2, fusedQ4KPairsx3, fusedQ4KPairsx4},
+		},
+		quant.Q6_K: {
+			[4]fusedFunc{fusedQ6Kx1, fusedQ6Kx2, fusedQ6Kx3, fusedQ6Kx4},
+			[4]fusedFunc{fusedQ6KPairsx1, fusedQ6KPairsx2, fusedQ6KPairsx3, fusedQ6KPairsx4},
+		},
+		quant.Q8_0: {
+			[4]fusedFunc{fusedQ80x1, fusedQ80x2, fusedQ80x3, fusedQ80x4},
+			[4]fusedFunc{fusedQ80Pairsx1, fusedQ80Pairsx2, fusedQ80Pairsx3, fusedQ80Pairsx4},
+		},
 	}
-	wovenFused = map[quant.Type][]fusedFunc{
-		quant.Q4_K: {fusedQ4KWovenx1, fusedQ4KWovenx2, fusedQ4KWovenx3, fusedQ4KWovenx4},
-		quant.Q6_K: {fusedQ6KWovenx1, fusedQ6KWovenx2, fusedQ6KWovenx3, fusedQ6KWovenx4},
+	wovenFused = map[quant.Type]*fusedSet{
+		quant.Q4_K: {
+			[4]fusedFunc{fusedQ4KWovenx1, fusedQ4KWovenx2, fusedQ4KWovenx3, fusedQ4KWovenx4},
+			[4]fusedFunc{fusedQ4KWovenPairsx1, fusedQ4KWovenPairsx2, fusedQ4KWovenPairsx3, fusedQ4KWovenPairsx4},
+		},
+		quant.Q6_K: {
+			[4]fusedFunc{fusedQ6KWovenx1, fusedQ6KWovenx2, fusedQ6KWovenx3, fusedQ6KWovenx4},
+			[4]fusedFunc{fusedQ6KWovenPairsx1, fusedQ6KWovenPairsx2, fusedQ6KWovenPairsx3, fusedQ6KWovenPairsx4},
+		},
 	}
 )
+
+// fusedMost is the number of columns up to which decoding them anew for every four, or eight, is less work than storing
+// codes and scales.
+const fusedMost = 16
 
 // Kernels by kind; those for n columns are at n-1.
 var (
@@ -105,17 +159,59 @@ func byteScales(t quant.Type) (s [256]float32) {
 	return s
 }
 
+// The points of grids as decoders read them, a byte for each value: magnitudes, with an offset for types with a
+// minimum, and for IQ1 codes, moved upwards.
+var (
+	pointsIQ1    [2048]uint64
+	pointsIQ2XXS [256]uint64
+	pointsIQ2XS  [512]uint64
+	pointsIQ2S   [1024]uint64
+	pointsIQ3XXS [256]uint32
+	pointsIQ3S   [512]uint32
+)
+
+// Signs as bytes of ones, of eight bits and of seven with one that makes the number of minuses even.
+var allSigns, evenSigns [256]uint64
+
+func init() {
+	const each = 0x0101010101010101
+	copy(pointsIQ2XXS[:], quant.IQ2_XXS.GridPoints())
+	for i, p := range quant.IQ1_S.GridPoints() {
+		pointsIQ1[i] = 8*p + (128-8+1)*each
+	}
+	raised := func(to []uint64, t quant.Type) {
+		for i, p := range t.GridPoints() {
+			to[i] = p + uint64(formatOf(t).raise)*each
+		}
+	}
+	raised(pointsIQ2XS[:], quant.IQ2_XS)
+	raised(pointsIQ2S[:], quant.IQ2_S)
+	four := func(to []uint32, t quant.Type) {
+		for i, p := range t.GridPoints() {
+			to[i] = uint32(p)
+		}
+	}
+	four(pointsIQ3XXS[:], quant.IQ3_XXS)
+	four(pointsIQ3S[:], quant.IQ3_S)
+	for i := range allSigns {
+		even := i&127 | bits.OnesCount8(byte(i)&127)&1<<7
+		for b := range 8 {
+			allSigns[i] |= uint64(i>>b&1) * 255 << (8 * b)
+			evenSigns[i] |= uint64(even>>b&1) * 255 << (8 * b)
+		}
+	}
+}
+
 func weavePieces([]byte, []byte, int, int) bool { return false }
 
 func weavable(t quant.Type) bool { return wovenDecoders[t] != nil && kernel.Best() >= kernel.DotProd }
 
 // Scratch is the working memory of one worker.
 type Scratch struct {
-	quads []byte       // of a panel
-	codes []byte       // of a panel, in another order
-	acc   []float32    // sums of a panel
-	pairs []pairRecord // [block][pair of columns]
-	tail  []byte       // the last rows, padded to a panel
+	quads []byte    // of a panel
+	codes []byte    // of a panel, in another order
+	acc   []float32 // sums of a panel
+	tail  []byte    // the last rows, padded to a panel
 }
 
 // NewScratch returns working memory that grows as needed.
@@ -134,9 +230,10 @@ func (m *Matrix) mulAsm(f *format, y []float32, ys int, x *Acts, r0, r1, ahead i
 		p.woven, p.decoded, p.decode = true, across, wovenDecoders[m.Type]
 		fused = wovenFused[m.Type]
 	}
-	if level >= kernel.DotProd && x.n <= len(fused) {
+	p.paired = level == kernel.I8MM && len(x.tiled.pairs) > 0
+	if level >= kernel.DotProd && fused != nil && x.n <= fusedMost {
 		for r := r0; r < r1; r += Panel {
-			p.fused(fused[x.n-1], y, ys, r, min(r+Panel, r1))
+			p.fused(fused, y, ys, r, min(r+Panel, r1))
 		}
 		return true
 	}
@@ -149,7 +246,7 @@ func (m *Matrix) mulAsm(f *format, y []float32, ys int, x *Acts, r0, r1, ahead i
 	switch {
 	case level == kernel.NEON:
 		p.kernels, p.wanted = neonKernels[f.kind], byRow
-	case level == kernel.I8MM && x.n > 1:
+	case p.paired:
 		p.kernels, p.wanted = pairKernels[f.kind], paired
 	case p.decoded == byRow && x.n <= few:
 		p.kernels, p.wanted = rowKernels[f.kind], byRow
@@ -159,9 +256,6 @@ func (m *Matrix) mulAsm(f *format, y []float32, ys int, x *Acts, r0, r1, ahead i
 	step := columns(x.n, m.K, 2*maxCols)
 	for c := 0; c < x.n; c += step {
 		p.c0, p.n = c, min(step, x.n-c)
-		if p.wanted == paired {
-			p.pair()
-		}
 		for r := r0; r < r1; r += Panel {
 			p.panel(y[c*ys:], ys, r, min(r+Panel, r1))
 		}
@@ -177,28 +271,12 @@ type product struct {
 	s       *Scratch
 	ahead   int
 	woven   bool
+	paired  bool // x has pairs of columns
 	decode  decodeFunc
 	decoded order // of the codes of a quad,
 	wanted  order // and how the kernels want them
 	kernels []microFunc
 	c0, n   int
-}
-
-// pair puts the columns side by side, two by two; a last one alone is paired with itself.
-func (p *product) pair() {
-	pairs := (p.n + 1) / 2
-	p.s.pairs = grow(p.s.pairs, p.x.blocks*pairs)
-	join := pairRecords
-	if p.f.kind.sub() == 16 {
-		join = pairRecords16
-	}
-	for b := range p.x.blocks {
-		cols := p.x.data[b*p.x.n+p.c0:][:p.n]
-		for i := range pairs {
-			first, second := &cols[2*i], &cols[min(2*i+1, p.n-1)]
-			join(bytesOf(&p.s.pairs[b*pairs+i]), bytesOf(first), bytesOf(second))
-		}
-	}
 }
 
 func bytesOf[T any](v *T) *byte { return (*byte)(unsafe.Pointer(v)) }
@@ -224,7 +302,7 @@ func (p *product) panel(y []float32, ys, r0, r1 int) {
 			nc := min(len(p.kernels), units-c)
 			var xp *byte
 			if p.wanted == paired {
-				xp = bytesOf(&s.pairs[b*units+c])
+				xp = bytesOf(&p.x.tiled.pairs[b*p.x.columnPairs()+p.c0/2+c])
 			} else {
 				xp = bytesOf(&p.x.data[b*p.x.n+p.c0+c])
 			}
@@ -241,32 +319,46 @@ func (p *product) panel(y []float32, ys, r0, r1 int) {
 	p.store(y, ys, r0, r1)
 }
 
-// fused computes rows [r0, r1), at most 16, of all columns with a fused kernel.
-func (p *product) fused(kernel fusedFunc, y []float32, ys, r0, r1 int) {
+// fused computes rows [r0, r1), at most 16, of all columns with fused kernels.
+func (p *product) fused(set *fusedSet, y []float32, ys, r0, r1 int) {
 	stride := p.m.K / p.f.len * p.f.bytes
 	w, next := p.rows(r0, stride)
-	whole := r1-r0 == Panel
-	if !whole {
-		p.s.acc = grow(p.s.acc, p.x.n*Panel)
+	kernels, units, cols := &set.columns, p.x.n, 1
+	if p.paired {
+		kernels, units, cols = &set.pairs, p.x.columnPairs(), 2
 	}
-	for q := range quads {
-		var to *float32
-		step := 4 * ys
-		if whole {
-			to = &y[r0+q*quadRows]
-		} else {
-			to, step = &p.s.acc[q*quadRows], 4*Panel
+	parts := (units + len(kernels) - 1) / len(kernels)
+	for i := range parts {
+		first, end := i*units/parts, (i+1)*units/parts
+		c, n := first*cols, min(end*cols, p.x.n)-first*cols
+		xp, xStep := bytesOf(&p.x.data[first]), p.x.n*recBytes
+		if p.paired {
+			xp, xStep = bytesOf(&p.x.tiled.pairs[first]), units*int(unsafe.Sizeof(pairRecord{}))
 		}
-		at, pf, arg := p.at(q, 0, stride), next, stride
-		pf += uintptr(at)
-		if p.woven { // see quad
-			arg, pf = 8*q, pf+uintptr(48*q)
+		// Kernels write four rows of all columns that they have.
+		whole := r1-r0 == Panel && n == (end-first)*cols
+		if !whole {
+			p.s.acc = grow(p.s.acc, len(kernels)*2*Panel)
 		}
-		kernel(add(w, at), arg, p.m.K/32, bytesOf(&p.x.data[0]), p.x.n*recBytes, pf, to, step)
-	}
-	if !whole {
-		for c := range p.x.n {
-			copy(y[c*ys+r0:c*ys+r1], p.s.acc[c*Panel:])
+		for q := range quads {
+			var to *float32
+			step := 4 * ys
+			if whole {
+				to = &y[c*ys+r0+q*quadRows]
+			} else {
+				to, step = &p.s.acc[q*quadRows], 4*Panel
+			}
+			at, pf, arg := p.at(q, 0, stride), next, stride
+			pf += uintptr(at)
+			if p.woven { // see quad
+				arg, pf = 8*q, pf+uintptr(48*q)
+			}
+			kernels[end-first-1](&p.s.quads[0], add(w, at), arg, p.m.K/32, xp, xStep, pf, to, step)
+		}
+		if !whole {
+			for j := range n {
+				copy(y[(c+j)*ys+r0:(c+j)*ys+r1], p.s.acc[j*Panel:])
+			}
 		}
 	}
 }

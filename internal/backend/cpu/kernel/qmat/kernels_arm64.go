@@ -102,6 +102,48 @@ func decodeMXFP4(p *byte, w *byte, stride int, blocks int, pf uintptr)
 //go:noescape
 func decodeNVFP4(p *byte, w *byte, stride int, blocks int, pf uintptr)
 
+// decodeIQ2XXS decodes four rows, stride bytes apart, of blocks to p and prefetches four rows at pf.
+// Reference: format.block in format.go.
+//
+//go:noescape
+func decodeIQ2XXS(p *byte, w *byte, stride int, blocks int, pf uintptr)
+
+// decodeIQ2XS decodes four rows, stride bytes apart, of blocks to p and prefetches four rows at pf.
+// Reference: format.block in format.go.
+//
+//go:noescape
+func decodeIQ2XS(p *byte, w *byte, stride int, blocks int, pf uintptr)
+
+// decodeIQ2S decodes four rows, stride bytes apart, of blocks to p and prefetches four rows at pf.
+// Reference: format.block in format.go.
+//
+//go:noescape
+func decodeIQ2S(p *byte, w *byte, stride int, blocks int, pf uintptr)
+
+// decodeIQ3XXS decodes four rows, stride bytes apart, of blocks to p and prefetches four rows at pf.
+// Reference: format.block in format.go.
+//
+//go:noescape
+func decodeIQ3XXS(p *byte, w *byte, stride int, blocks int, pf uintptr)
+
+// decodeIQ3S decodes four rows, stride bytes apart, of blocks to p and prefetches four rows at pf.
+// Reference: format.block in format.go.
+//
+//go:noescape
+func decodeIQ3S(p *byte, w *byte, stride int, blocks int, pf uintptr)
+
+// decodeIQ1S decodes four rows, stride bytes apart, of blocks to p and prefetches four rows at pf.
+// Reference: format.block in format.go.
+//
+//go:noescape
+func decodeIQ1S(p *byte, w *byte, stride int, blocks int, pf uintptr)
+
+// decodeIQ1M decodes four rows, stride bytes apart, of blocks to p and prefetches four rows at pf.
+// Reference: format.block in format.go.
+//
+//go:noescape
+func decodeIQ1M(p *byte, w *byte, stride int, blocks int, pf uintptr)
+
 // rowsToAcross transposes the codes of four rows.
 // Reference: the comment of type order in asm_arm64.go.
 //
@@ -120,17 +162,11 @@ func rowsToPairs(dst *byte, src *byte)
 //go:noescape
 func acrossToPairs(dst *byte, src *byte)
 
-// pairRecords puts two records side by side; products with minima are those of sub-blocks of 32.
+// pairRecords puts two records side by side.
 // Reference: record in acts.go.
 //
 //go:noescape
 func pairRecords(dst *byte, a *byte, b *byte)
-
-// pairRecords16 puts two records side by side; products with minima are those of sub-blocks of 16.
-// Reference: record in acts.go.
-//
-//go:noescape
-func pairRecords16(dst *byte, a *byte, b *byte)
 
 // neonOff32x1 multiplies four rows by 1 columns with NEON alone.
 // y has four sums for each column, yStep bytes apart. iters counts sub-blocks of 32, or halves of a block.
@@ -525,144 +561,284 @@ func pairsMin16x3(codes *byte, scales *byte, x *byte, y *float32, yStep int, ite
 func pairsMin16x4(codes *byte, scales *byte, x *byte, y *float32, yStep int, iters int)
 
 // fusedQ4Kx1 multiplies four rows of subs groups of 32 values by 1 columns. Strides and steps are as in
-// decoders and in bytes.
+// decoders and in bytes; p is working memory, a quad.
 // Reference: addBlock in generic.go.
 //
 //go:noescape
-func fusedQ4Kx1(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+func fusedQ4Kx1(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ4KWovenx1 multiplies four rows of subs groups of 32 values by 1 columns. Strides and steps are as in
-// decoders and in bytes.
+// decoders and in bytes; p is working memory, a quad.
 // Reference: addBlock in generic.go.
 //
 //go:noescape
-func fusedQ4KWovenx1(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+func fusedQ4KWovenx1(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ6Kx1 multiplies four rows of subs groups of 32 values by 1 columns. Strides and steps are as in
-// decoders and in bytes.
+// decoders and in bytes; p is working memory, a quad.
 // Reference: addBlock in generic.go.
 //
 //go:noescape
-func fusedQ6Kx1(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+func fusedQ6Kx1(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ6KWovenx1 multiplies four rows of subs groups of 32 values by 1 columns. Strides and steps are as in
-// decoders and in bytes.
+// decoders and in bytes; p is working memory, a quad.
 // Reference: addBlock in generic.go.
 //
 //go:noescape
-func fusedQ6KWovenx1(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+func fusedQ6KWovenx1(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ80x1 multiplies four rows of subs groups of 32 values by 1 columns. Strides and steps are as in
-// decoders and in bytes.
+// decoders and in bytes; p is working memory, a quad.
 // Reference: addBlock in generic.go.
 //
 //go:noescape
-func fusedQ80x1(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+func fusedQ80x1(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ4KPairsx1 multiplies four rows of subs groups of 32 values by 1 pairs of columns. Strides and steps are as in
+// decoders and in bytes; p is working memory, a quad.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ4KPairsx1(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ6KPairsx1 multiplies four rows of subs groups of 32 values by 1 pairs of columns. Strides and steps are as in
+// decoders and in bytes; p is working memory, a quad.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ6KPairsx1(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ4KWovenPairsx1 multiplies four rows of subs groups of 32 values by 1 pairs of columns. Strides and steps are as in
+// decoders and in bytes; p is working memory, a quad.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ4KWovenPairsx1(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ6KWovenPairsx1 multiplies four rows of subs groups of 32 values by 1 pairs of columns. Strides and steps are as in
+// decoders and in bytes; p is working memory, a quad.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ6KWovenPairsx1(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ80Pairsx1 multiplies four rows of subs groups of 32 values by 1 pairs of columns. Strides and steps are as in
+// decoders and in bytes; p is working memory, a quad.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ80Pairsx1(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ4Kx2 multiplies four rows of subs groups of 32 values by 2 columns. Strides and steps are as in
-// decoders and in bytes.
+// decoders and in bytes; p is working memory, a quad.
 // Reference: addBlock in generic.go.
 //
 //go:noescape
-func fusedQ4Kx2(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+func fusedQ4Kx2(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ4KWovenx2 multiplies four rows of subs groups of 32 values by 2 columns. Strides and steps are as in
-// decoders and in bytes.
+// decoders and in bytes; p is working memory, a quad.
 // Reference: addBlock in generic.go.
 //
 //go:noescape
-func fusedQ4KWovenx2(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+func fusedQ4KWovenx2(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ6Kx2 multiplies four rows of subs groups of 32 values by 2 columns. Strides and steps are as in
-// decoders and in bytes.
+// decoders and in bytes; p is working memory, a quad.
 // Reference: addBlock in generic.go.
 //
 //go:noescape
-func fusedQ6Kx2(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+func fusedQ6Kx2(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ6KWovenx2 multiplies four rows of subs groups of 32 values by 2 columns. Strides and steps are as in
-// decoders and in bytes.
+// decoders and in bytes; p is working memory, a quad.
 // Reference: addBlock in generic.go.
 //
 //go:noescape
-func fusedQ6KWovenx2(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+func fusedQ6KWovenx2(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ80x2 multiplies four rows of subs groups of 32 values by 2 columns. Strides and steps are as in
-// decoders and in bytes.
+// decoders and in bytes; p is working memory, a quad.
 // Reference: addBlock in generic.go.
 //
 //go:noescape
-func fusedQ80x2(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+func fusedQ80x2(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ4KPairsx2 multiplies four rows of subs groups of 32 values by 2 pairs of columns. Strides and steps are as in
+// decoders and in bytes; p is working memory, a quad.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ4KPairsx2(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ6KPairsx2 multiplies four rows of subs groups of 32 values by 2 pairs of columns. Strides and steps are as in
+// decoders and in bytes; p is working memory, a quad.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ6KPairsx2(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ4KWovenPairsx2 multiplies four rows of subs groups of 32 values by 2 pairs of columns. Strides and steps are as in
+// decoders and in bytes; p is working memory, a quad.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ4KWovenPairsx2(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ6KWovenPairsx2 multiplies four rows of subs groups of 32 values by 2 pairs of columns. Strides and steps are as in
+// decoders and in bytes; p is working memory, a quad.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ6KWovenPairsx2(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ80Pairsx2 multiplies four rows of subs groups of 32 values by 2 pairs of columns. Strides and steps are as in
+// decoders and in bytes; p is working memory, a quad.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ80Pairsx2(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ4Kx3 multiplies four rows of subs groups of 32 values by 3 columns. Strides and steps are as in
-// decoders and in bytes.
+// decoders and in bytes; p is working memory, a quad.
 // Reference: addBlock in generic.go.
 //
 //go:noescape
-func fusedQ4Kx3(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+func fusedQ4Kx3(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ4KWovenx3 multiplies four rows of subs groups of 32 values by 3 columns. Strides and steps are as in
-// decoders and in bytes.
+// decoders and in bytes; p is working memory, a quad.
 // Reference: addBlock in generic.go.
 //
 //go:noescape
-func fusedQ4KWovenx3(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+func fusedQ4KWovenx3(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ6Kx3 multiplies four rows of subs groups of 32 values by 3 columns. Strides and steps are as in
-// decoders and in bytes.
+// decoders and in bytes; p is working memory, a quad.
 // Reference: addBlock in generic.go.
 //
 //go:noescape
-func fusedQ6Kx3(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+func fusedQ6Kx3(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ6KWovenx3 multiplies four rows of subs groups of 32 values by 3 columns. Strides and steps are as in
-// decoders and in bytes.
+// decoders and in bytes; p is working memory, a quad.
 // Reference: addBlock in generic.go.
 //
 //go:noescape
-func fusedQ6KWovenx3(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+func fusedQ6KWovenx3(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ80x3 multiplies four rows of subs groups of 32 values by 3 columns. Strides and steps are as in
-// decoders and in bytes.
+// decoders and in bytes; p is working memory, a quad.
 // Reference: addBlock in generic.go.
 //
 //go:noescape
-func fusedQ80x3(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+func fusedQ80x3(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ4KPairsx3 multiplies four rows of subs groups of 32 values by 3 pairs of columns. Strides and steps are as in
+// decoders and in bytes; p is working memory, a quad.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ4KPairsx3(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ6KPairsx3 multiplies four rows of subs groups of 32 values by 3 pairs of columns. Strides and steps are as in
+// decoders and in bytes; p is working memory, a quad.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ6KPairsx3(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ4KWovenPairsx3 multiplies four rows of subs groups of 32 values by 3 pairs of columns. Strides and steps are as in
+// decoders and in bytes; p is working memory, a quad.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ4KWovenPairsx3(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ6KWovenPairsx3 multiplies four rows of subs groups of 32 values by 3 pairs of columns. Strides and steps are as in
+// decoders and in bytes; p is working memory, a quad.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ6KWovenPairsx3(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ80Pairsx3 multiplies four rows of subs groups of 32 values by 3 pairs of columns. Strides and steps are as in
+// decoders and in bytes; p is working memory, a quad.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ80Pairsx3(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ4Kx4 multiplies four rows of subs groups of 32 values by 4 columns. Strides and steps are as in
-// decoders and in bytes.
+// decoders and in bytes; p is working memory, a quad.
 // Reference: addBlock in generic.go.
 //
 //go:noescape
-func fusedQ4Kx4(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+func fusedQ4Kx4(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ4KWovenx4 multiplies four rows of subs groups of 32 values by 4 columns. Strides and steps are as in
-// decoders and in bytes.
+// decoders and in bytes; p is working memory, a quad.
 // Reference: addBlock in generic.go.
 //
 //go:noescape
-func fusedQ4KWovenx4(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+func fusedQ4KWovenx4(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ6Kx4 multiplies four rows of subs groups of 32 values by 4 columns. Strides and steps are as in
-// decoders and in bytes.
+// decoders and in bytes; p is working memory, a quad.
 // Reference: addBlock in generic.go.
 //
 //go:noescape
-func fusedQ6Kx4(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+func fusedQ6Kx4(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ6KWovenx4 multiplies four rows of subs groups of 32 values by 4 columns. Strides and steps are as in
-// decoders and in bytes.
+// decoders and in bytes; p is working memory, a quad.
 // Reference: addBlock in generic.go.
 //
 //go:noescape
-func fusedQ6KWovenx4(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+func fusedQ6KWovenx4(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // fusedQ80x4 multiplies four rows of subs groups of 32 values by 4 columns. Strides and steps are as in
-// decoders and in bytes.
+// decoders and in bytes; p is working memory, a quad.
 // Reference: addBlock in generic.go.
 //
 //go:noescape
-func fusedQ80x4(w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+func fusedQ80x4(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ4KPairsx4 multiplies four rows of subs groups of 32 values by 4 pairs of columns. Strides and steps are as in
+// decoders and in bytes; p is working memory, a quad.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ4KPairsx4(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ6KPairsx4 multiplies four rows of subs groups of 32 values by 4 pairs of columns. Strides and steps are as in
+// decoders and in bytes; p is working memory, a quad.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ6KPairsx4(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ4KWovenPairsx4 multiplies four rows of subs groups of 32 values by 4 pairs of columns. Strides and steps are as in
+// decoders and in bytes; p is working memory, a quad.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ4KWovenPairsx4(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ6KWovenPairsx4 multiplies four rows of subs groups of 32 values by 4 pairs of columns. Strides and steps are as in
+// decoders and in bytes; p is working memory, a quad.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ6KWovenPairsx4(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
+
+// fusedQ80Pairsx4 multiplies four rows of subs groups of 32 values by 4 pairs of columns. Strides and steps are as in
+// decoders and in bytes; p is working memory, a quad.
+// Reference: addBlock in generic.go.
+//
+//go:noescape
+func fusedQ80Pairsx4(p *byte, w *byte, stride int, subs int, x *byte, xStep int, pf uintptr, y *float32, yStep int)
 
 // quantizeNEON rounds blocks and returns how many it did before one with a value that is not finite.
 // Reference: quantizeBlock in acts.go.

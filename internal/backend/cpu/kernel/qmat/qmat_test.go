@@ -190,7 +190,7 @@ func TestSplit(t *testing.T) {
 			m.mulGeneric(formatOf(typ), want, rows, pack(x, n, k), 0, rows)
 			eachLevel(t, func(t *testing.T) {
 				a := pack(x, n, k)
-				y := make([]float32, n*ys)
+				y := make([]float32, (n+1)*ys) // with a column behind the last one
 				for i := range y {
 					y[i] = 7
 				}
@@ -205,6 +205,11 @@ func TestSplit(t *testing.T) {
 						if y[c*ys+i] != 7 {
 							t.Fatalf("%v n=%d: y[%d,%d] was written", typ, n, c, i)
 						}
+					}
+				}
+				for i, v := range y[n*ys:] {
+					if v != 7 {
+						t.Fatalf("%v n=%d: row %d of a column that does not exist was written", typ, n, i)
 					}
 				}
 			})
