@@ -375,7 +375,7 @@ func Repeat(b Backend, name int, p *Plan, ints ...[]int32) (bool, error) {
 	return false, nil
 }
 
-// Counted is a device with memory of its own, of which a model's part can be counted before the model is loaded.
+// Counted is a device with memory of its own. What a model takes of it can be counted before the model is loaded.
 type Counted interface {
 	// Counting returns a device of the same kind that computes nothing and has endless memory, and a function that says
 	// how much of it is in use. Weights are bound there without their values.

@@ -15,7 +15,7 @@ import (
 //	magic, version       "SSEQ", 2
 //	fingerprint          of the Spec and the page size; memory of another shape is refused
 //	n                    tokens
-//	per group: first     the first page kept; all pages from there to the end follow
+//	per group: first     the first page stored; all pages from there to the end follow
 //	checksum             of the above
 //	pages                group by group, in order, each with its checksum
 //	recurrent layers     device by device: state with convolution inputs, each with its checksum

@@ -1,9 +1,9 @@
 package cache
 
-// Expect tells how many tokens the prompt of the sequence has in all, of which a pass may run a part only.
+// Expect says how many tokens the whole prompt of the sequence has. A pass may run only a part of them.
 func (s *Seq) Expect(tokens int) { s.expected = tokens }
 
-// Expected is what Expect told.
+// Expected is the number that Expect was given.
 func (s *Seq) Expected() int { return s.expected }
 
 // Limit makes tokens that are generated see the first tokens and the newest only, in layers that see everything

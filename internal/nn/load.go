@@ -284,7 +284,7 @@ func (l *Loader) BindScaled(t, scale *gguf.Tensor) backend.Weight {
 	return w
 }
 
-// finite reads the values of a tensor, all of which must be numbers.
+// finite reads the values of a tensor. All must be numbers.
 func (l *Loader) finite(t *gguf.Tensor) []float32 {
 	v := make([]float32, t.Elems())
 	if err := quant.Dequantize(t.Type, v, t.Data); err != nil {

@@ -22,7 +22,7 @@ type Step struct {
 	split  bool           // the pass has steps on other devices, too
 	open   bool           // the step has begun and not ended; for invariants
 
-	Kept   *Kept           // if set, queries and keys are kept
+	Kept   *Kept           // if set, gets the queries and keys
 	Sparse *backend.Sparse // if set, prompts attend to some blocks only, where the device can
 }
 

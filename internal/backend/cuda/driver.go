@@ -135,7 +135,7 @@ func (d *Driver) poll(doing string, query fn, of uintptr) {
 	}
 }
 
-// Free returns the memory that nobody uses, and all there is.
+// Free returns the free memory and the total.
 func (d *Driver) Free() (free, total int) {
 	defer d.enter()()
 	var f, t uintptr

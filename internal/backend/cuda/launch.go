@@ -44,7 +44,7 @@ func (d *Driver) Compiling() time.Duration { return d.spent }
 // Prepare compiles the kernels of launches that are not compiled yet.
 //
 // The driver compiles them one after the other in a context, and keeps what it compiled for the next start. Where it
-// has kept none, contexts beside ours compile them all at once, and ours finds them there.
+// has none, contexts beside ours compile them all at once, and ours finds them there.
 func (d *Driver) Prepare(ls []gpu.Launch) error {
 	var fresh []*kernel
 	for i := range ls {
@@ -75,14 +75,14 @@ func (d *Driver) Prepare(ls []gpu.Launch) error {
 }
 
 // notKept is how long loading takes if the driver has to compile: a tenth of a second or more for most kernels, where
-// it reads what it has kept in a few milliseconds.
+// it reads what it has stored in a few milliseconds.
 const notKept = 50 * time.Millisecond
 
 // Contexts that compile: each needs a core, and memory of the device, up to half of contextBytes.
 const maxBeside, contextBytes = 8, 1 << 30
 
-// compileBeside has contexts of their own compile kernels, the longest of which come first. What fails there is tried
-// again by whoever needs it.
+// compileBeside has contexts of their own compile kernels, the longest first. What fails there is tried
+// again when it is needed.
 func (d *Driver) compileBeside(ks []*kernel) {
 	free, _ := d.Free()
 	contexts := min(len(ks), maxBeside, runtime.NumCPU(), free/contextBytes)

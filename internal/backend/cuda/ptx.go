@@ -77,8 +77,8 @@ func split(text []byte) (kernels map[string][]byte, other []byte) {
 	}
 }
 
-// sourceOf returns the best PTX of a kernel for a device. Code for sm_90a runs on 9.0 only, other code also on all that
-// came later.
+// sourceOf returns the best PTX of a kernel for a device. Code for sm_90a runs on 9.0 only, other code also on all
+// later devices.
 func sourceOf(kernel string, major, minor int) (*source, error) {
 	kernels, err := sources()
 	if err != nil {

@@ -297,7 +297,7 @@ func (t *Delta) ruleBlocks(rows int) int { return t.dims.VHeads * ((t.dims.VDim 
 func (t *Delta) ruleConfig(a ruleArgs, segs, layers, rows int) Config {
 	shared := 8 * int(a.tile) * (2*t.keys + rows + 4)
 	if t.prompt(&a, segs) && t.ruleBlocks(rows) <= t.units {
-		// They start where blocks of the convolution end, some of which end early: not two in one place.
+		// They start where blocks of the convolution end. Some of those end early: not two in one place.
 		shared = max(shared, t.shared/2+1024)
 	}
 	return Config{Grid: [3]int{t.ruleBlocks(rows), segs, layers}, Threads: 128, Shared: shared, Early: true}

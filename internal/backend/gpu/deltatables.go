@@ -152,7 +152,7 @@ func (t *DeltaTables) segment(d backend.DeltaDims, i int, s *backend.DeltaSeg, m
 		int32(uint32(m.State)), int32(m.State >> 32), int32(uint32(m.Read)), int32(m.Read >> 32),
 		int32(uint32(m.Write)), int32(m.Write >> 32),
 		int32(m.ReadRows), int32(m.WriteRows), int32(at), int32(len(order)), int32(at + len(order))})
-	// before is the source of the input that came so many tokens before the first row: the last pending one is 1.
+	// before is the source of the input so many tokens before the first row: the last pending one is 1.
 	before := func(n int) int32 {
 		if n <= len(path) {
 			return path[len(path)-n]<<2 | fromTape

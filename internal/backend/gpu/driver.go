@@ -1,8 +1,17 @@
 // Package gpu runs models on a GPU: it compiles the operations of a step to a list of kernel launches, which is
-// recorded once and replayed. Read it in this order: step.go collects operations, trace.go finds the values they share,
-// fuse.go has the patterns that become one kernel, schedule.go chooses kernels for the rest, kernels.go is the
-// catalogue of kernels, and emit.go makes launches. It knows no driver: backend/cuda and backend/vulkan implement
-// Driver.
+// recorded once and replayed. It knows no driver: backend/cuda and backend/vulkan implement Driver. A Backend belongs
+// to one goroutine.
+//
+// Read the compiler in this order: step.go collects operations and finds the recorded step that does the same, lower.go
+// walks through a new list, trace.go finds the values that operations share, fuse.go has the patterns that become one
+// kernel (one file each, fuse_*.go), schedule.go launches the other operations, kernels.go is the catalogue of kernels,
+// and emit.go makes launches with argument bytes.
+//
+// The other files choose kernels and their grids: product.go, moe.go and float.go for products, attention.go, sparse.go
+// and weigh.go for attention, delta.go for recurrent layers, small.go, pack.go and post.go for rows of activations;
+// notensorcores.go has the choices of devices without tensor cores. weights.go and repack.go bring weights into tiles.
+// pages.go, states.go and scratch.go are memory; plan.go, seen.go and deltatables.go write what changes from pass to
+// pass. pieces.go follows results that lie in pieces: parts of sums, which the next kernel adds when it reads them.
 package gpu
 
 import "time"

@@ -376,7 +376,7 @@ type tensorAttend struct {
 func (k tensorAttend) Name() string { return fmt.Sprintf("attend%dx%d", k.dim, k.tiles) }
 func (k tensorAttend) Args() any    { return attnArgs{} }
 
-// flashAttend is attention by products of warpgroups (9.0), of which a block has so many.
+// flashAttend is attention by products of warpgroups (9.0); a block has so many of them.
 type flashAttend struct {
 	onlyCUDA
 	dim, groups int

@@ -11,7 +11,7 @@ import (
 // were seen on an H200 with a model of 27B parameters and its drafter.
 const DriverBytes = 450 << 20
 
-// limited is a device of which only a part of the memory may be used.
+// limited is a device that may use only a part of its memory.
 type limited struct {
 	Driver
 	limit int

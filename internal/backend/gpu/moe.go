@@ -56,7 +56,7 @@ func (p *Products) GroupExperts(ls []Call, tables, ids Addr, pairs, experts int)
 		Shared: (4*experts+15)&^15 + sums, Early: p.Bulk}})
 }
 
-// maxCuts bounds the pieces of an expert's row, which whoever reads the result must add.
+// maxCuts bounds the pieces of an expert's row. The kernel that reads the result adds them.
 const maxCuts = 12
 
 // ExpertCut says in how many pieces the matrices of a launch cut their columns, those of the experts and of the one

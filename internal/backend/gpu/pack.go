@@ -60,7 +60,7 @@ type Sum struct {
 	DstStride int
 	W         Addr // the norm's weights, or 0
 	Sums      Addr // gets the sums of squares
-	Last      bool // nobody else reads Y
+	Last      bool // nothing else reads Y
 }
 
 func (s *Sum) args(to *Packed) addPackArgs {
@@ -134,7 +134,7 @@ type mergePackArgs struct {
 	_                     int32
 }
 
-// MergePack is SigmoidPack of attention's output of which some rows are still in splits, without tensor cores.
+// MergePack is SigmoidPack for an attention output that has some rows still in splits, without tensor cores.
 func (p *Products) MergePack(ls []Call, to Packed, s *Splits, x, gate In, step int) []Call {
 	a := mergePackArgs{act: to.args(), gate: gate, x: x.P, part: s.part, ml: s.ml, sinks: s.sinks, seen: s.seen,
 		stride: x.Stride, rows: int32(to.Rows), cols: int32(to.Cols), dim: s.dim, step: int32(step)}

@@ -104,11 +104,11 @@ func (l *PageLayout) addStrips(off int, t quant.Type, dim int) {
 	}
 }
 
-// chunkBytes is how much memory pages are allocated in: few calls of the driver, and little that nobody uses.
+// chunkBytes is how much memory pages are allocated in: few calls of the driver, and little unused memory.
 const chunkBytes = 64 << 20
 
 // Pages is device memory for cache pages. A page's memory is cleared when it is made and never given back before
-// Close: slots that nobody wrote must hold numbers, since they are multiplied by zero.
+// Close: slots that were never written must hold numbers, since they are multiplied by zero.
 type Pages struct {
 	Layout *PageLayout
 	d      Driver
@@ -117,7 +117,7 @@ type Pages struct {
 	n      int32  // pages that exist
 	free   []int32
 	used   atomic.Int32
-	owner  *Backend // nil: nobody else uses the device's memory
+	owner  *Backend // nil: nothing else uses the device's memory
 	strips Addr
 	moves  Addr // room for maxMoves of them
 	waste  Addr // a page for the rows of padding
@@ -299,7 +299,7 @@ func (p *Pages) Table() (Addr, int) { return p.table, p.entries }
 // PageBytes is the size of a page.
 func (p *Pages) PageBytes() int { return p.Layout.Bytes }
 
-// Addr is where a page lies; 0 for one that left a window, which nobody sees.
+// Addr is where a page lies; 0 for one that left a window: no row sees it.
 func (p *Pages) Addr(page int32) Addr {
 	if page < 0 {
 		return 0

@@ -170,7 +170,7 @@ func (p *Products) ownRing(nt int, ws []WeightLayout) (depth, stages, shared int
 	return depth, stages, shared
 }
 
-// maxPieces bounds the pieces of a row, which whoever reads the result must add.
+// maxPieces bounds the pieces of a row. The kernel that reads the result adds them.
 const maxPieces = 10
 
 // Cut deals the multiprocessors to matrices that are multiplied in one launch, by their bytes: how many blocks each
@@ -206,7 +206,7 @@ func (p *Products) Cut(ws ...WeightLayout) []int {
 	return blocks
 }
 
-// Clusters lie within parts of a device, of which it has at least clusterParts with clusterUnits multiprocessors each.
+// A cluster lies within one part of a device. There are at least clusterParts parts of clusterUnits multiprocessors.
 // Every device allows clusters of clusterMost blocks; with fewer than clusterLeast too few multiprocessors would work.
 const (
 	clusterParts              = 8
@@ -303,7 +303,7 @@ type SelfPacked struct {
 	W         Addr // of the norm of heads
 	Dim, Step int  // heads have Dim values, and their gates begin Step values after each other; 0: no heads
 	Eps       float32
-	Splits    *Splits // X is attention's output, of which some rows are still in splits; nil: it is not
+	Splits    *Splits // X is attention's output with some rows still in splits; nil: it is not
 }
 
 // Splits is where attention left the partial results of rows, as in splits.h.

@@ -1,6 +1,7 @@
 package gpu
 
 import (
+	"fmt"
 	"slices"
 
 	"strobe/internal/backend"
@@ -148,6 +149,8 @@ func (l *lowering) single(i int) int {
 		return l.shortConv(i)
 	case opGatedDelta:
 		l.gatedDelta(o)
+	default:
+		panic(fmt.Sprintf("gpu: schedule.go has no launch for operation %d", o.kind)) // a new one; see CONTRIBUTING
 	}
 	return 1
 }

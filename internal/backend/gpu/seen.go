@@ -337,7 +337,7 @@ type KVRoom struct {
 	Rows, Items, Paths, Spans, Queries int
 }
 
-// pad adds rows that see nothing and write to a page that nobody reads, until there are so many: fewer than a page has
+// pad adds rows that see nothing and write to a page that is never read, until there are so many: fewer than a page has
 // slots, so that each has its own.
 func (k *KVTables) pad(rows int, page Addr) {
 	for len(k.rows) < rows {

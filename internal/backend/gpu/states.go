@@ -8,8 +8,8 @@ import (
 )
 
 // States is a backend.StatePool on a device. Every slot has its state in memory of its own, and two tapes: a pass reads
-// what the pass before taped and writes its own rows beside it. Keeping rows of a tape moves nothing: the next pass is
-// told which rows they are.
+// what the pass before taped and writes its own rows beside it. Keeping rows of a tape moves nothing: the next pass
+// gets a list of them.
 type States struct {
 	*Delta
 	d      Driver
@@ -20,7 +20,7 @@ type States struct {
 	table  Addr           // of Settle
 	room   int            // bytes of it
 
-	passSegs  *backend.DeltaSeg // of the pass that came last
+	passSegs  *backend.DeltaSeg // of the latest pass
 	passTable *DeltaTables      // and its tables
 }
 
@@ -91,7 +91,7 @@ func (p *States) give(a Addr, bytes int) {
 	}
 }
 
-// spareTape is the longest tape that is kept for the next sequence: longer drafts are rare, and each row of a large
+// spareTape is the longest tape that is reused for the next sequence: longer drafts are rare, and each row of a large
 // model takes megabytes.
 const spareTape = 16
 
@@ -213,7 +213,7 @@ func (p *States) memory(slot int32) DeltaMemory {
 func (p *States) Tables(segs []backend.DeltaSeg, rows int) (*DeltaTables, error) {
 	for i, s := range segs {
 		if s.Slot < 0 || int(s.Slot) >= len(p.slots) || !p.slots[s.Slot].used {
-			return nil, fmt.Errorf("segment %d of the recurrent layers has the slot %d, which nobody has", i, s.Slot)
+			return nil, fmt.Errorf("segment %d of the recurrent layers has the slot %d, which is not in use", i, s.Slot)
 		}
 	}
 	t, err := NewDeltaTables(p.dims, segs, rows, p.memory)

@@ -188,7 +188,7 @@ func (r *recorded) close() {
 	}
 }
 
-// maxRecorded bounds what is kept: a model has a list for each size of a pass, and for each a few layouts.
+// maxRecorded bounds the recorded steps: a model has a list for each size of a pass, and for each a few layouts.
 const maxRecorded = 256
 
 // recordAfter is how often launches are begun one by one before they are recorded: making a graph takes the host about
@@ -344,7 +344,7 @@ func (b *Backend) dropOldest() {
 	}
 }
 
-// drop forgets what it is told to, and lists of which nothing is left.
+// drop forgets the recorded steps that which selects, and lists that are empty then.
 func (b *Backend) drop(which func(r *recorded) bool) {
 	b.lists = slices.DeleteFunc(b.lists, func(l *list) bool {
 		had := len(l.recorded) > 0

@@ -96,7 +96,7 @@ func (l *lowering) wanted(i int, v view, except ...int) bool {
 	})
 }
 
-// feeds finds the product of which v, written by operation i, is the packed input; -1 for none.
+// feeds finds the product whose packed input is v, which operation i writes; -1 for none.
 func (l *lowering) feeds(i int, v view) int {
 	for _, j := range l.value(i, v).uses {
 		o := &l.ops[j]

@@ -244,7 +244,7 @@ func (l WeightLayout) Pack(src []byte) []byte {
 }
 
 // uploadChunk is how much is repacked at a time: enough for all cores, and so little that it is still in their caches
-// when it is copied, and that a matrix has several of which one is copied while the next is repacked.
+// when it is copied, and that a matrix has several: one is copied while the next is repacked.
 const uploadChunk = 4 << 20
 
 // spare is memory that uploads pass through, for the next matrix. With new memory for each, most of the time goes into

@@ -13,7 +13,7 @@ import (
 	"strobe/internal/platform"
 )
 
-// Compiled kernels are kept in a file for each device and version of its driver. It begins with a checksum: drivers
+// Compiled kernels are stored in a file for each device and version of its driver. It begins with a checksum: drivers
 // look at the header of what they are given, and some crash on a damaged rest. What is missing, damaged or too large is
 // made anew.
 
@@ -41,7 +41,7 @@ func (d *Driver) readCache() []byte {
 	return b[sha256.Size:]
 }
 
-// writeCache keeps what was compiled, if something was. It is a convenience: failures are nobody's business.
+// writeCache stores what was compiled, if something was. It only saves time later, so failures are ignored.
 func (d *Driver) writeCache() {
 	name := d.cacheFile()
 	if name == "" || d.compiled == 0 || d.err != nil {

@@ -49,7 +49,7 @@ func newInstance(validate bool) (*instance, error) {
 	app := &appInfo{head: head{sType: stApplication}, name: cText("strobe"), engine: cText("strobe"), api: 1<<22 | 3<<12}
 	ic := &instanceCreate{head: head{sType: stInstanceCreate}, app: app}
 	var layers, extensions []unsafe.Pointer
-	const portability = "VK_KHR_portability_enumeration" // MoltenVK is only listed to those who ask
+	const portability = "VK_KHR_portability_enumeration" // MoltenVK is only listed with it
 	if slices.Contains(names(i.get("vkEnumerateInstanceExtensionProperties"), 0), portability) {
 		extensions, ic.flags = append(extensions, cText(portability)), 1
 	}
@@ -82,7 +82,7 @@ func newInstance(validate bool) (*instance, error) {
 
 // listen collects what the validation layer says.
 func (i *instance) listen() error {
-	heard := purego.NewCallback(func(_, _ uintptr, data, _ unsafe.Pointer) uintptr {
+	callback := purego.NewCallback(func(_, _ uintptr, data, _ unsafe.Pointer) uintptr {
 		// VkDebugUtilsMessengerCallbackDataEXT: sType, pNext, flags, pMessageIdName, messageIdNumber, pMessage
 		text := cString(*(*unsafe.Pointer)(unsafe.Add(data, 40)))
 		i.mu.Lock()
@@ -91,7 +91,7 @@ func (i *instance) listen() error {
 		return 0
 	})
 	const warnings, errors, all = 0x100, 0x1000, 7
-	m := &messengerCreate{head: head{sType: stMessenger}, severity: warnings | errors, types: all, callback: heard}
+	m := &messengerCreate{head: head{sType: stMessenger}, severity: warnings | errors, types: all, callback: callback}
 	var handle uint64
 	return i.get("vkCreateDebugUtilsMessengerEXT").do(i.handle, uintptr(unsafe.Pointer(m)), 0,
 		uintptr(unsafe.Pointer(&handle)))

@@ -29,7 +29,7 @@ type grave struct {
 	ticket uint64
 }
 
-// arena is a buffer of which small pieces are taken: devices have few allocations.
+// arena is a buffer that is given out in small pieces: devices have few allocations.
 type arena struct {
 	*buffer
 	free  []span           // in order, not touching each other
@@ -139,7 +139,7 @@ func (d *Driver) budget() (left [16]uint64) {
 	return left
 }
 
-// Free returns the memory that nobody uses, and all there is.
+// Free returns the free memory and the total.
 func (d *Driver) Free() (free, total int) {
 	left := d.budget()
 	for _, h := range d.phys.heaps() {

@@ -28,8 +28,8 @@ const (
 	hostRead      = 0x2000
 )
 
-// barriers are the kinds that are used: between launches, between commands of which one is a copy, and at the end of a
-// submission, for whoever comes next and the host.
+// barriers are the kinds that are used: between launches, between two commands if one is a copy, and at the end of a
+// submission, for the next one and the host.
 type barriers struct{ launch, next, last *dependency }
 
 func newBarriers() barriers {
@@ -204,7 +204,7 @@ func (p *pace) took(groups int, d time.Duration) {
 	}
 }
 
-// measure learns from a command buffer that is done, and returns how long it took; 0: nobody knows.
+// measure learns from a command buffer that is done, and returns how long it took; 0: unknown.
 func (d *Driver) measure(c *commands) (took time.Duration) {
 	if !c.timed || d.err != nil {
 		return 0
@@ -278,7 +278,7 @@ func (d *Driver) idle() bool {
 	return d.done == d.sent
 }
 
-// Upload copies from the host: at once where the host sees the memory and nobody uses it, otherwise in order.
+// Upload copies from the host: at once where the host sees the memory and nothing uses it, otherwise in order.
 func (d *Driver) Upload(dst gpu.Addr, src []byte) {
 	b, at := d.find(dst)
 	if len(src) == 0 || d.err != nil {
@@ -427,7 +427,7 @@ func (d *Driver) launch(c *commands, l *gpu.Launch, args gpu.Addr) {
 	}
 }
 
-// recording is launches in command buffers, each of which is short enough for the device, and their arguments.
+// recording is launches in command buffers, each short enough for the device, and their arguments.
 type recording struct {
 	d        *Driver
 	launches []gpu.Launch

@@ -121,7 +121,7 @@ func (d *drawing) matrix(name string, shape ...int) { d.sized(name, 1, shape...)
 func (d *drawing) sized(name string, times float64, shape ...int) {
 	types := []quant.Type{quant.F32, quant.F16, quant.BF16}
 	if shape[0] < shortRow || !d.exact {
-		for typ := range quant.Q2_0 + 1 {
+		for _, typ := range quant.BlockTypes() {
 			// Gemma's routers have something else where the scale of an NVFP4 matrix would be.
 			if n := typ.BlockLen(); n > 1 && shape[0]%n == 0 && qmat.Supported(typ) &&
 				!(typ == quant.NVFP4 && strings.HasSuffix(name, "ffn_gate_inp")) {

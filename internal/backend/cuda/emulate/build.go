@@ -33,7 +33,7 @@ func Sources() string {
 const hopperLine = "// emulated as for sm_90"
 
 // build compiles all kernels in dir for the processor, for the race detector or without it, and returns the shared
-// library. Objects are kept in the user's
+// library. Objects are stored in the user's
 // cache folder under a hash of what they were made from, so that only what changed is compiled, wherever the checkout
 // lies.
 func build(dir string, races bool) (string, error) {

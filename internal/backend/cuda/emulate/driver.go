@@ -75,7 +75,7 @@ func load(k libraryKey) (*library, error) {
 	return l, nil
 }
 
-// Device is an emulated GPU. Launches are done when Launch returns; failures are kept for Wait all the same.
+// Device is an emulated GPU. Launches are done when Launch returns; failures are stored for Wait all the same.
 type Device struct {
 	lib   *library
 	props gpu.Props

@@ -1,6 +1,6 @@
 // Package emulate is a GPU for tests that have none: it compiles the kernels of backend/cuda for the processor and runs
-// them thread by thread. It is a gpu.Driver that is slow and strict: memory begins as NaN, launches that name memory
-// nobody has fail, accesses outside of an allocation fail (to the page before it, to 256 bytes behind it), allocations
+// them thread by thread. It is a gpu.Driver that is slow and strict: memory begins as NaN, launches that name free
+// memory fail, accesses outside of an allocation fail (to the page before it, to 256 bytes behind it), allocations
 // and launches can be made to fail on purpose, and every other launch runs its threads in reverse. With $STROBE_RACES
 // set, launches fail whose accesses nothing orders (kernel/races.h).
 //
@@ -46,8 +46,8 @@ func Emulated(t testing.TB, o Options) *Device {
 	return d
 }
 
-// NeedCompiler ends a test that failed with err; it is only skipped if what is missing is the compiler, and nobody
-// requires it.
+// NeedCompiler ends a test that failed with err; it is only skipped if the compiler is missing and not
+// required.
 func NeedCompiler(t testing.TB, err error) {
 	t.Helper()
 	switch {
