@@ -79,7 +79,8 @@ func (s *core) mcp(w http.ResponseWriter, r *http.Request) (any, error) {
 	}
 	if to == nil {
 		return nil, &apiError{Status: http.StatusNotFound, Type: "not_found_error",
-			Message: fmt.Sprintf("there is no MCP server %q; strobe serve --mcp NAME=URL adds one", cutText(r.PathValue("name"), maxLogged))}
+			Message: fmt.Sprintf("there is no MCP server %q; strobe serve --mcp NAME=URL adds one",
+				cutText(r.PathValue("name"), maxLogged))}
 	}
 	logOf(r).add(slog.String("mcp", to.Name))
 	ctx, cancel := context.WithTimeout(r.Context(), mcpTime)

@@ -49,7 +49,8 @@ func (f *mcpFake) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		f.session++
 		f.begun++
 		w.Header().Set("Mcp-Session-Id", fmt.Sprint("session-", f.session))
-		result = dict{"protocolVersion": "2025-06-18", "capabilities": dict{"tools": dict{}}, "serverInfo": dict{"name": "fake"}}
+		result = dict{"protocolVersion": "2025-06-18", "capabilities": dict{"tools": dict{}},
+			"serverInfo": dict{"name": "fake"}}
 	case "notifications/initialized":
 		w.WriteHeader(http.StatusAccepted)
 		return
@@ -72,7 +73,8 @@ func (f *mcpFake) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	b, _ := json.Marshal(dict{"jsonrpc": "2.0", "id": q.ID, "result": result})
 	if f.events {
 		w.Header().Set("Content-Type", "text/event-stream")
-		fmt.Fprint(w, ": hello\r\n\r\nevent: message\r\ndata: {\"jsonrpc\": \"2.0\", \"method\": \"notifications/progress\"}\r\n\r\n")
+		fmt.Fprint(w, ": hello\r\n\r\nevent: message\r\n"+
+			"data: {\"jsonrpc\": \"2.0\", \"method\": \"notifications/progress\"}\r\n\r\n")
 		fmt.Fprintf(w, "data:%s\n\n", b)
 		return
 	}
@@ -237,8 +239,8 @@ func TestMCP(t *testing.T) {
 		t.Error("the call goes on without its client")
 	}
 
-	for _, m := range []MCPServer{{"", "http://a", ""}, {"a/b", "http://a", ""}, {"..", "http://a", ""}, {"a", "ftp://a", ""},
-		{"a", "http://", ""}, {"a", "http://user:pw@host", ""}, {"a", "::", ""}} {
+	for _, m := range []MCPServer{{"", "http://a", ""}, {"a/b", "http://a", ""}, {"..", "http://a", ""},
+		{"a", "ftp://a", ""}, {"a", "http://", ""}, {"a", "http://user:pw@host", ""}, {"a", "::", ""}} {
 		if m.Check() == nil {
 			t.Errorf("%v passes", m)
 		}

@@ -22,7 +22,8 @@ func TestPageMCP(t *testing.T) {
 			{"type": "resource", "resource": dict{"uri": evil[1]}}, {"type": evil[0]}}, "isError": true}
 	}}
 	for i, text := range evil {
-		bad.tools = append(bad.tools, dict{"name": text, "description": evil[len(evil)-1-i], "inputSchema": dict{"type": "object"}})
+		bad.tools = append(bad.tools, dict{"name": text, "description": evil[len(evil)-1-i],
+			"inputSchema": dict{"type": "object"}})
 	}
 	fake.call = func(name string, _ dict) dict {
 		return dict{"content": []dict{{"type": "text", "text": "result of " + name}}}
@@ -30,7 +31,8 @@ func TestPageMCP(t *testing.T) {
 	back, evilBack := httptest.NewServer(fake), httptest.NewServer(bad)
 	defer back.Close()
 	defer evilBack.Close()
-	l := startLive(t, options{template: hermesTemplate, engine: engine.Config{Context: 32768}, config: Config{MCP: []MCPServer{
+	context := engine.Config{Context: 32768}
+	l := startLive(t, options{template: hermesTemplate, engine: context, config: Config{MCP: []MCPServer{
 		{Name: "docs", URL: back.URL}, {Name: "evil", URL: evilBack.URL}, {Name: "away", URL: "http://127.0.0.1:1"},
 	}}})
 	p := &webPage{b, l}

@@ -657,10 +657,12 @@ $('import').addEventListener('change', async () => {
   drawList();
 });
 
-$('file').addEventListener('change', async () => {
-  await attached.addAll([...$('file').files]);
-  $('file').value = '';
-});
+for (const id of ['file', 'folder']) {
+  $(id).addEventListener('change', async () => {
+    await attached.addAll([...$(id).files]);
+    $(id).value = '';
+  });
+}
 document.addEventListener('dragover', (e) => {
   if (!e.dataTransfer.types.includes('Files')) return;
   e.preventDefault();
