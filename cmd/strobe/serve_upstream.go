@@ -67,8 +67,8 @@ func (o *serveOptions) fleet(log *slog.Logger) (*upstream.Fleet, error) {
 	return f, nil
 }
 
-// mcpServers are the MCP servers that the flags name. What their tools can do is more than what a model can, so a server
-// that other machines reach offers them to those with a key only.
+// mcpServers are the MCP servers that the flags name. Their tools can do more than a model can, so a server that other
+// machines reach offers them to those with a key only.
 func (o *serveOptions) mcpServers(keyed bool) (list []server.MCPServer, err error) {
 	keys, err := namedKeys("--mcp-key", o.mcpKeys)
 	if err != nil {

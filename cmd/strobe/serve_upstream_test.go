@@ -104,14 +104,16 @@ func TestMCPFlags(t *testing.T) {
 		keyed bool
 		want  string
 	}{
-		{serveOptions{host: "127.0.0.1", mcp: []string{"a=http://x/mcp", "b=https://y?z=1"}, mcpKeys: []string{"b=@" + file}}, false,
+		{serveOptions{host: "127.0.0.1", mcp: []string{"a=http://x/mcp", "b=https://y?z=1"},
+			mcpKeys: []string{"b=@" + file}}, false,
 			"[{a http://x/mcp } {b https://y?z=1 secret}]"},
 		{serveOptions{host: "0.0.0.0", mcp: []string{"a=http://x"}}, true, "[{a http://x }]"},
 		{serveOptions{host: "0.0.0.0", mcp: []string{"a=http://x"}}, false, "needs --api-key"},
 		{serveOptions{host: "127.0.0.1", mcp: []string{"http://x"}}, false, "want NAME=URL"},
 		{serveOptions{host: "127.0.0.1", mcp: []string{"a=x"}}, false, "--mcp a: want an address"},
 		{serveOptions{host: "127.0.0.1", mcp: []string{"a=http://x", "a=http://y"}}, false, "two servers a"},
-		{serveOptions{host: "127.0.0.1", mcp: []string{"a=http://x"}, mcpKeys: []string{"b=k"}}, false, "there is no --mcp b"},
+		{serveOptions{host: "127.0.0.1", mcp: []string{"a=http://x"}, mcpKeys: []string{"b=k"}}, false,
+			"there is no --mcp b"},
 		{serveOptions{host: "127.0.0.1", mcpKeys: []string{"b"}}, false, "--mcp-key: want NAME=KEY"},
 	} {
 		list, err := c.what.mcpServers(c.keyed)

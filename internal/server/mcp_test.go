@@ -163,7 +163,8 @@ func TestMCP(t *testing.T) {
 		status int
 		says   string
 	}{
-		"a redirect": {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", 307) }, 502, "status 307"},
+		"a redirect": {func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", 307) }, 502,
+			"status 307"},
 		"a page": {func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", "text/html")
 			fmt.Fprint(w, "<script>alert(1)</script>")
