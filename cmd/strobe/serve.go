@@ -80,6 +80,8 @@ type serveOptions struct {
 
 	imageURLs bool
 	mediaPath string
+	mcp       []string
+	mcpKeys   []string
 
 	maxBody      byteSize
 	maxStored    byteSize
@@ -207,6 +209,9 @@ the one "strobe config" names.`,
 		"fetch images that requests name by http and https URLs, from public addresses only")
 	f.StringVar(&opt.mediaPath, "media-path", "",
 		"folder below which requests may name images by file URLs (default: none)")
+	f.StringArrayVar(&opt.mcp, "mcp", nil,
+		"MCP server whose tools the web page may use, NAME=URL; may be repeated. The page asks before every call")
+	f.StringArrayVar(&opt.mcpKeys, "mcp-key", nil, "key for an MCP server, NAME=KEY or NAME=@FILE; may be repeated")
 	f.Var(&opt.maxBody, "max-body", "bytes of the largest request")
 	f.Var(&opt.maxStored, "responses-memory", "bytes of responses kept for requests that refer to them; 0 keeps none")
 	f.DurationVar(&opt.storedAge, "responses-age", 24*time.Hour, "time they are kept after their last use")
@@ -655,6 +660,9 @@ func (o *serveOptions) config(log *slog.Logger) (cfg server.Config, err error) {
 		return cfg, err
 	}
 	if cfg.Keys, err = o.allKeys(); err != nil {
+		return cfg, err
+	}
+	if cfg.MCP, err = o.mcpServers(len(cfg.Keys) > 0); err != nil {
 		return cfg, err
 	}
 	cfg.Hosts = o.hostNames(len(cfg.Keys) > 0)

@@ -92,3 +92,37 @@ func TestUpstreamsInTheFile(t *testing.T) {
 		}
 	}
 }
+
+// TestMCPFlags: --mcp takes servers with names, keys go to the right one, and other machines need a key.
+func TestMCPFlags(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(file, []byte("secret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		what  serveOptions
+		keyed bool
+		want  string
+	}{
+		{serveOptions{host: "127.0.0.1", mcp: []string{"a=http://x/mcp", "b=https://y?z=1"},
+			mcpKeys: []string{"b=@" + file}}, false,
+			"[{a http://x/mcp } {b https://y?z=1 secret}]"},
+		{serveOptions{host: "0.0.0.0", mcp: []string{"a=http://x"}}, true, "[{a http://x }]"},
+		{serveOptions{host: "0.0.0.0", mcp: []string{"a=http://x"}}, false, "needs --api-key"},
+		{serveOptions{host: "127.0.0.1", mcp: []string{"http://x"}}, false, "want NAME=URL"},
+		{serveOptions{host: "127.0.0.1", mcp: []string{"a=x"}}, false, "--mcp a: want an address"},
+		{serveOptions{host: "127.0.0.1", mcp: []string{"a=http://x", "a=http://y"}}, false, "two servers a"},
+		{serveOptions{host: "127.0.0.1", mcp: []string{"a=http://x"}, mcpKeys: []string{"b=k"}}, false,
+			"there is no --mcp b"},
+		{serveOptions{host: "127.0.0.1", mcpKeys: []string{"b"}}, false, "--mcp-key: want NAME=KEY"},
+	} {
+		list, err := c.what.mcpServers(c.keyed)
+		got := fmt.Sprint(list)
+		if err != nil {
+			got = err.Error()
+		}
+		if !strings.Contains(got, c.want) {
+			t.Errorf("%v %v: %s, want %s", c.what.mcp, c.what.mcpKeys, got, c.want)
+		}
+	}
+}

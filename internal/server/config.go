@@ -43,6 +43,8 @@ type Config struct {
 	FetchImages bool   // images at http and https URLs are fetched, from public addresses
 	MediaPath   string // images at file URLs are read below this folder; "" reads none
 
+	MCP []MCPServer // whose tools the page may use; none by default
+
 	Keys []string // any of them opens the server; none leaves it open
 	// CORS lists the origins whose pages may use the server; "*" means any. Pages of other origins get no
 	// answer to read, and their POST requests are refused.

@@ -61,7 +61,7 @@ func (s *llamaCPP) props(w http.ResponseWriter, r *http.Request) (any, error) {
 	if err != nil {
 		// Nothing is loaded; what the server itself knows is still worth showing.
 		return map[string]any{"build_info": s.fingerprint(), "total_slots": 0, "models": len(s.models().List()),
-			"pull": s.pull.Load() != nil}, nil
+			"pull": s.pull.Load() != nil, "mcp": s.mcpNames()}, nil
 	}
 	cfg, m := v.engine.Config(), v.engine.Model()
 	req := s.defaults(v)
@@ -78,6 +78,7 @@ func (s *llamaCPP) props(w http.ResponseWriter, r *http.Request) (any, error) {
 		"total_slots":   cfg.Parallel,
 		"queue":         cfg.Queue,
 		"pull":          s.pull.Load() != nil, // models can be downloaded through /api/pull
+		"mcp":           s.mcpNames(),
 		"model_alias":   v.name,
 		"model_path":    filepath.Base(m.Path), // clients have no business with folders
 		"build_info":    s.fingerprint(),

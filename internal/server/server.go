@@ -54,6 +54,8 @@ func (s *Server) routes() {
 			s.mux.Handle(pattern, e)
 		}
 	}
+	s.mux.Handle("POST /mcp/{name}", endpoint(s.mcp))
+	s.mux.Handle("DELETE /mcp/{name}", endpoint(s.mcp))
 	s.mux.HandleFunc("GET /metrics", s.metrics.serve)
 	s.mux.Handle("GET /{$}", uiHandler())
 	s.mux.Handle("GET /ui/", uiHandler())

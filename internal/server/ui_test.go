@@ -240,6 +240,7 @@ func TestPage(t *testing.T) {
 	pageSettings(t, p)
 	pageFind(t, p)
 	pageAttach(t, p)
+	pagePDF(t, p)
 	pageCompare(t, p)
 	pageForms(t, p)
 	pagePhone(t, p)
@@ -250,7 +251,8 @@ func TestPage(t *testing.T) {
 	defer b.mu.Unlock()
 	for _, u := range b.requests {
 		if !slices.ContainsFunc(append(others, l.url), func(own string) bool { return strings.HasPrefix(u, own+"/") }) &&
-			u != "about:blank" && !strings.HasPrefix(u, "blob:"+l.url) && !strings.HasPrefix(u, "data:image/") {
+			u != "about:blank" && !strings.HasPrefix(u, "data:text/html,") &&
+			!strings.HasPrefix(u, "blob:"+l.url) && !strings.HasPrefix(u, "data:image/") {
 			t.Errorf("the page asked for %s", u)
 		}
 	}

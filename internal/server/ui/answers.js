@@ -1,9 +1,10 @@
 // Answers that are being written. They go on in the background when another conversation is shown.
 
 import * as api from './api.js';
+import * as mcp from './mcp.js';
 import * as models from './models.js';
 import * as store from './store.js';
-import { request } from './request.js';
+import { ownTools, request } from './request.js';
 import { newID } from './dom.js';
 import { grow } from './prose.js';
 import { Speed } from './spec.js';
@@ -74,8 +75,13 @@ export class Answer {
       const about = await models.ready(this.settings.model, key, this.abort.signal);
       this.plain = turn.plain = models.continues(this.settings.mode, about);
       if (!this.speed.off && about && !about.speculative.drafter) this.speed.off = 'No drafter is loaded';
+      const own = this.plain ? [] : ownTools(this.settings);
+      const others = this.plain ? [] : await mcp.used(this.settings, own.map((t) => t?.function?.name), key,
+        this.abort.signal);
+      this.tools = others;
+      const tools = [...own, ...others.map(mcp.definition)];
       const before = turn.content ? [...this.turns, { ...turn }] : this.turns;
-      const [path, req] = request(before, this.settings, this.plain);
+      const [path, req] = request(before, this.settings, this.plain, tools);
       for await (const chunk of api.stream(path, req, key, this.abort.signal)) {
         if (chunk.prompt_progress) {
           quiet();
@@ -106,6 +112,10 @@ export class Answer {
       this.waiting = null;
     }
     turn.end ||= 'stop';
+    for (const call of turn.calls) {
+      const tool = this.tools?.find((t) => t.called === call.name);
+      if (tool) Object.assign(call, { server: tool.server, tool: tool.name });
+    }
     this.speed.done = true;
     if (this.speed.tokens) turn.speed = this.speed.record();
     if (this.speed.used) turn.used = this.speed.used;

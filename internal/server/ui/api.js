@@ -83,6 +83,28 @@ export async function* pull(name, key, signal) {
   }
 }
 
+// mcp sends a message to an MCP server, and returns the response with the messages in it.
+export async function mcp(name, message, session, version, key, signal) {
+  const head = { ...headers(key), Accept: 'application/json, text/event-stream', 'MCP-Protocol-Version': version };
+  if (session) head['Mcp-Session-Id'] = session;
+  const resp = await ask('mcp/' + encodeURIComponent(name), key,
+    { method: 'POST', headers: head, signal, body: JSON.stringify(message) });
+  return { resp, messages: mcpMessages(resp, name) };
+}
+
+async function* mcpMessages(resp, name) {
+  try {
+    if (resp.headers.get('Content-Type')?.startsWith('text/event-stream')) {
+      for await (const data of events(resp.body)) yield JSON.parse(data);
+    } else {
+      yield* [await resp.json()].flat();
+    }
+  } catch (err) {
+    if (err.name === 'AbortError') throw err;
+    throw new Failure(`The answer of ${name} is broken.`, 502);
+  }
+}
+
 // pieces yields the text of a body as it comes.
 async function* pieces(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
@@ -97,15 +119,14 @@ async function* pieces(body) {
   }
 }
 
-// events cuts a stream of server-sent events into their data.
+// events cuts a stream of server-sent events into their data. Servers of others end lines in several ways.
 async function* events(body) {
   let rest = '';
   for await (const text of pieces(body)) {
-    rest += text;
+    rest = (rest + text).replace(/\r\n/g, '\n');
     for (let end; (end = rest.indexOf('\n\n')) >= 0; rest = rest.slice(end + 2)) {
-      for (const line of rest.slice(0, end).split('\n')) {
-        if (line.startsWith('data: ')) yield line.slice(6);
-      }
+      const data = rest.slice(0, end).split('\n').filter((line) => line.startsWith('data:'));
+      if (data.length) yield data.map((line) => line.slice(line[5] === ' ' ? 6 : 5)).join('\n');
     }
   }
 }

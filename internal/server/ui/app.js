@@ -7,6 +7,7 @@ import * as list from './list.js';
 import * as models from './models.js';
 import * as settings from './settings.js';
 import * as store from './store.js';
+import * as toolbox from './toolbox.js';
 import { $, button, bytes, count, element, newID } from './dom.js';
 import { Answer, running } from './answers.js';
 import { Attachments } from './attach.js';
@@ -91,7 +92,9 @@ async function learn() {
   }));
   $('load').hidden = !m || m.state === 'loaded' || m.state === 'loading';
   $('unload').hidden = m?.state !== 'loaded' || models.all.length < 2 || Boolean(m.replicas);
-  $('open-pull').hidden = !(await models.downloads(store.key()));
+  const server = await models.server(store.key());
+  $('open-pull').hidden = !server.pull;
+  toolbox.servers(server.mcp);
   const noDrafter = about && !about.speculative.drafter ? 'No drafter is loaded' : '';
   $('headline').dataset.idle = noDrafter || (about ? 'Drafts ready' : idle[m?.state] ?? '');
   settings.hint(about);
@@ -276,12 +279,15 @@ const acts = {
     let parent = turn.id;
     const fresh = turn.calls.map((call, i) => {
       const result = { id: newID() + i, parent, role: 'tool', content: said[i], call: call.id };
+      if (call.server) Object.assign(result, { name: call.tool, server: call.server });
       parent = result.id;
       return result;
     });
+    $('input').focus();
     const retry = () => ask({ turns: [...path(chat, turn.id), ...fresh], fresh, parent, retry });
     retry();
   },
+  allow: (tool) => change(chat.id, (c) => { c.allowed = [...c.allowed ?? [], tool]; }),
 };
 
 // drawTurns shows the conversation, and the answer that is being written to it here.
@@ -413,7 +419,9 @@ async function finished(answer) {
     drawSpeed(answer.speed);
   }
   measure();
-  say(turn.error ? `The answer broke off: ${turn.error}` : endings[turn.end] ?? 'The answer is complete.');
+  const asked = toolbox.begin(turn, acts);
+  const ended = turn.error ? `The answer broke off: ${turn.error}` : endings[turn.end] ?? 'The answer is complete.';
+  say(asked || ended);
 }
 
 async function failed(err, { id, was, fresh, retry, restore }) {
@@ -447,7 +455,10 @@ function busy(on) {
   document.body.classList.toggle('busy', on);
 }
 
-const stop = () => running.get(chat.id)?.abort.abort();
+function stop() {
+  running.get(chat.id)?.abort.abort();
+  toolbox.stop(path(chat).at(-1));
+}
 
 // --- the message box
 
@@ -646,10 +657,12 @@ $('import').addEventListener('change', async () => {
   drawList();
 });
 
-$('file').addEventListener('change', async () => {
-  await attached.addAll([...$('file').files]);
-  $('file').value = '';
-});
+for (const id of ['file', 'folder']) {
+  $(id).addEventListener('change', async () => {
+    await attached.addAll([...$(id).files]);
+    $(id).value = '';
+  });
+}
 document.addEventListener('dragover', (e) => {
   if (!e.dataTransfer.types.includes('Files')) return;
   e.preventDefault();

@@ -4,7 +4,9 @@ import { $, button, bytes, element } from './dom.js';
 import { Waiting } from './images.js';
 
 const longestFile = 1 << 20; // bytes; more than most contexts hold
-const most = 50; // files of a message
+const longestPDF = 20 << 20; // most of it is fonts and pictures
+const pdfTime = 20000; // ms to read one
+const mostFiles = 50; // of a message
 const longPaste = 4000; // characters; a longer text that is pasted becomes a file
 
 // decode is the text of a file, null if it has none. What is not UTF-8 is read as Windows-1252, which has Latin-1 in
@@ -23,11 +25,29 @@ export function decode(data) {
   return /[\0-\x08\x0e-\x1a\x1c-\x1f\x7f]/.test(text) ? null : text;
 }
 
+// pdfText reads a PDF file in a worker of its own, which ends with it: {text} or {problem}.
+function pdfText(data) {
+  return new Promise((done) => {
+    const worker = new Worker(new URL('./pdf.js', import.meta.url), { type: 'module' });
+    const end = (what) => {
+      clearTimeout(timer);
+      worker.terminate();
+      done(what);
+    };
+    const timer = setTimeout(() => end({ problem: 'it takes too long to read' }), pdfTime);
+    worker.onmessage = (e) => end(e.data);
+    worker.onerror = () => end({ problem: 'it takes too much memory' });
+    worker.postMessage(data, [data]);
+  });
+}
+
+const isPDF = (data) => new TextDecoder('latin1').decode(data.slice(0, 5)) === '%PDF-';
+
 // entries lists the files of what was dropped, those in folders too.
 async function entries(items) {
   const out = [];
   const walk = async (entry, path) => {
-    if (out.length > most) return;
+    if (out.length > mostFiles) return;
     if (entry.isFile) {
       const file = await new Promise((ok, fail) => { entry.file(ok, fail); });
       out.push({ file, name: path + file.name });
@@ -80,8 +100,12 @@ export class Attachments {
     this.draw();
   }
 
+  // addAll adds files, those of a folder with their paths in it. Hidden ones and those of node_modules are left out.
   async addAll(files) {
-    for (const f of files) await this.add(f, f.name);
+    const named = files.map((f) => ({ file: f, name: f.webkitRelativePath || f.name }))
+      .filter(({ file, name }) => !file.webkitRelativePath || !/(^|\/)(\.|node_modules\/)/.test(name));
+    if (named.length > mostFiles) this.env.notice(`A message has at most ${mostFiles} files, these are ${named.length}.`);
+    for (const { file, name } of named.slice(0, mostFiles)) await this.add(file, name);
     $('input').focus();
   }
 
@@ -107,12 +131,25 @@ export class Attachments {
       if (problem) env.notice(problem); else env.say(`${name || 'The image'} is added to the message.`);
       return;
     }
-    if (this.files.length >= most) {
-      env.notice(`A message has at most ${most} files.`);
+    if (this.files.length >= mostFiles) {
+      env.notice(`A message has at most ${mostFiles} files.`);
       return;
     }
-    if (file.size > longestFile) {
-      env.notice(`${name} is too long: ${bytes(file.size)}, at most ${bytes(longestFile)}.`);
+    const pdf = isPDF(await file.slice(0, 5).arrayBuffer());
+    const most = pdf ? longestPDF : longestFile;
+    if (file.size > most) {
+      env.notice(`${name} is too long: ${bytes(file.size)}, at most ${bytes(most)}.`);
+      return;
+    }
+    if (pdf) {
+      env.say(`${name} is being read.`);
+      const { text, problem } = await pdfText(await file.arrayBuffer());
+      if (problem) {
+        env.notice(`${name} cannot be read: ${problem}.`);
+      } else {
+        this.push(name, text);
+        env.say(`The text of ${name} is added to the message.`);
+      }
       return;
     }
     const text = decode(await file.arrayBuffer());

@@ -6,6 +6,7 @@ import { thumbnail } from './images.js';
 import { Prose, forgetMarks } from './prose.js';
 import { details, verdict } from './spec.js';
 import { endings, textOf, versions } from './thread.js';
+import { result, results } from './toolbox.js';
 
 const names = { user: 'You', assistant: 'Answer', tool: 'Tool result' };
 const inOtherTab = 10000; // ms since an unfinished answer was stored: another tab writes it
@@ -34,7 +35,7 @@ function asks(b) {
 }
 
 // render shows turns. acts has the conversation (chat()), and what buttons do: {edit, regenerate, goOn, remove, choose,
-// results}.
+// results, allow}.
 export function render(turns, acts) {
   forgetMarks();
   $('log').replaceChildren();
@@ -64,10 +65,11 @@ export function entry(turns, i, acts) {
     box.append(element('summary', '', file.name), pre);
     li.append(box);
   }
+  if (turn.server) li.append(result(`${turn.name} of ${turn.server}`, turn.content));
   const text = element('div', 'text plain', turn.content);
   text.tabIndex = 0; // a long one scrolls
   text.dir = 'auto';
-  text.hidden = !turn.content;
+  text.hidden = !turn.content || Boolean(turn.server);
   const row = element('div', 'acts');
   li.append(text, row);
   if (turn.role === 'user') {
@@ -196,25 +198,6 @@ function finish(row, turns, i, acts, raw) {
     const line = [verdict(turn.speed).text, details(turn.speed)].filter(Boolean).join(' · ');
     row.append(element('span', 'note speed', line));
   }
-}
-
-// results lets the person give what the model wants called.
-function results(turn, acts) {
-  const form = element('form', 'results');
-  const areas = turn.calls.map((call) => {
-    const label = element('label', '', `Result of ${call.name}`);
-    const area = element('textarea');
-    area.rows = 2;
-    label.append(area);
-    form.append(label);
-    return area;
-  });
-  form.append(element('button', '', 'Send results'));
-  form.addEventListener('submit', (e) => {
-    e.preventDefault();
-    acts.results(turn, areas.map((a) => a.value));
-  });
-  return form;
 }
 
 // edit lets the person change a message. send gets the new text, cancel is called when it stays.

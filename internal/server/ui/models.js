@@ -66,9 +66,9 @@ export function facts(m, p) {
   return list;
 }
 
-// downloads reports whether the server downloads models.
-let pulls = null;
-export async function downloads(key) {
-  pulls ??= (await api.server(key))?.pull ?? null;
-  return Boolean(pulls);
+// abilities is what the server itself can: {pull, mcp}.
+let abilities = null;
+export async function server(key) {
+  abilities ??= await api.server(key);
+  return { pull: Boolean(abilities?.pull), mcp: abilities?.mcp ?? [] };
 }

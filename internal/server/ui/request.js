@@ -38,9 +38,19 @@ function messages(turns, system) {
   return out;
 }
 
+// ownTools are those that the person wrote into the settings.
+export function ownTools(settings) {
+  if (!settings.tools?.trim()) return [];
+  try {
+    return [JSON.parse(settings.tools)].flat();
+  } catch (err) {
+    throw new Failure(`The tools in the settings are no JSON: ${err.message}`, 400);
+  }
+}
+
 // request returns where to ask for what follows these turns, and what. plain continues the text. If the last turn is an
-// answer, it is continued.
-export function request(turns, settings, plain) {
+// answer, it is continued. tools are what the model may call.
+export function request(turns, settings, plain, tools = ownTools(settings)) {
   const req = { model: settings.model || 'any', strobe: { spans: true } };
   for (const id of numbers) if (settings[id]) req[id] = Number(settings[id]);
   if (settings.draft) req.strobe.draft = settings.draft;
@@ -51,12 +61,6 @@ export function request(turns, settings, plain) {
   }
   req.messages = messages(turns, settings.system);
   if (settings.thinking) req.chat_template_kwargs = { enable_thinking: settings.thinking === 'on' };
-  if (settings.tools?.trim()) {
-    try {
-      req.tools = JSON.parse(settings.tools);
-    } catch (err) {
-      throw new Failure(`The tools in the settings are no JSON: ${err.message}`, 400);
-    }
-  }
+  if (tools.length) req.tools = tools;
   return ['v1/chat/completions', req];
 }

@@ -4,8 +4,9 @@ import * as store from './store.js';
 import { $ } from './dom.js';
 import { numbers } from './request.js';
 import { wrapCode } from './prose.js';
+import { mark } from './toolbox.js';
 
-export const fields = ['model', 'mode', 'system', ...numbers, 'thinking', 'draft', 'tools']; // of a conversation
+export const fields = ['model', 'mode', 'system', ...numbers, 'thinking', 'draft', 'tools', 'mcp']; // of a conversation
 const looks = ['tint', 'theme']; // of the page
 const names = {
   temperature: 'temperature', top_p: 'top p', top_k: 'top k', min_p: 'min p', max_tokens: 'longest answer',
@@ -24,6 +25,7 @@ export function fill(values = {}) {
       $(id).value = values[id] ?? '';
     }
   }
+  mark();
   problem();
 }
 

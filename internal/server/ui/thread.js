@@ -4,7 +4,9 @@
 // chat: {id, title, updated, pinned, settings, turns, at}; turns are in the order in which they were added, and at is
 // the last turn of the path that is shown.
 // turn: {id, parent, role, content}; of a user also images, files and plain; of an answer reasoning, calls, drafted and
-// guessed (runs of drafted text), speed, used, thought, end, error, plain; of a tool's result call.
+// guessed (runs of drafted text), speed, used, thought, end, error, plain; of a tool's result call, name and server. A
+// call of an MCP server has that server and the tool's own name there. Which of them always may run (chat.allowed) is
+// not read from files: only the person says so.
 
 import { newID } from './dom.js';
 
@@ -104,7 +106,7 @@ const runs = (x) => (Array.isArray(x) ? x.map(number) : []);
 function readTurn(t) {
   const turn = { id: text(t.id), parent: text(t.parent) || null, role: text(t.role), content: text(t.content) };
   if (t.plain) turn.plain = true;
-  if (turn.role === 'tool') turn.call = text(t.call);
+  if (turn.role === 'tool') Object.assign(turn, { call: text(t.call), name: text(t.name), server: text(t.server) });
   if (turn.role === 'user') {
     turn.images = list(t.images, (x) => ({ url: text(x.url), name: text(x.name) }))
       .filter((x) => /^data:image\/(png|jpeg|gif|webp|bmp)[;,]/.test(x.url));
