@@ -165,6 +165,7 @@ var micro512 = [4][maxTile]microFunc{
 type Scratch struct {
 	panels []byte    // two panels
 	acc    []float32 // [column][row] of the pair at work
+	strip  []float32 // [column][row] of a strip
 	tail   []byte    // the last rows, padded to a panel
 	zero   [pair]float32
 	amx    amxScratch
@@ -328,17 +329,45 @@ func (m *Matrix) mulAVX2(f *format, y []float32, ys int, x *Acts, r0, r1, ahead 
 	s.acc = grow(s.acc, most*Panel)
 	for c0 := 0; c0 < x.n; c0 += most {
 		n := min(most, x.n-c0)
-		for r := r0; r < r1; r += Panel {
-			w, next := m.rows(r, Panel, ahead, stride, s)
-			clear(s.acc)
-			for b := range x.blocks {
-				values := min(blockLen, m.K-b*blockLen)
-				f.decodePanel(decode, s.panels[:panelSize], add(w, b*step), stride, values, off, next+uintptr(b*Panel*bb), 0)
-				micro(&s.panels[0], (*byte)(unsafe.Pointer(&x.data[b*x.n+c0])), n, &s.acc[0], 4*Panel, f.kind.iters(values))
+		s.strips(x, c0, n, y, ys, r0, r1, func(y []float32, ys, r0, r1 int) {
+			for r := r0; r < r1; r += Panel {
+				w, next := m.rows(r, Panel, ahead, stride, s)
+				clear(s.acc)
+				for b := range x.blocks {
+					values := min(blockLen, m.K-b*blockLen)
+					f.decodePanel(decode, s.panels[:panelSize], add(w, b*step), stride, values, off, next+uintptr(b*Panel*bb), 0)
+					micro(&s.panels[0], (*byte)(unsafe.Pointer(&x.data[b*x.n+c0])), n, &s.acc[0], 4*Panel, f.kind.iters(values))
+				}
+				for c := range n {
+					copy(y[c*ys+r-r0:][:min(Panel, r1-r)], s.acc[c*Panel:])
+				}
 			}
-			for c := range n {
-				copy(y[(c0+c)*ys+r:(c0+c)*ys+min(r+Panel, r1)], s.acc[c*Panel:])
-			}
+		})
+	}
+}
+
+// Outputs of a row for many columns are kilobytes apart: writing 16 or 32 rows at once misses the caches and the tables
+// of pages again and again. From stripFrom columns on, stripRows rows are collected first. Kernels for AVX-512 gain
+// nothing by it: they write y between their arithmetic.
+const (
+	stripFrom = 128
+	stripRows = 128
+)
+
+// strips calls mul for rows [r0, r1) in parts and writes what it computed for columns [c0, c0+n) of x. mul gets the
+// place of row r0 and the first column.
+func (s *Scratch) strips(x *Acts, c0, n int, y []float32, ys, r0, r1 int, mul func(y []float32, ys, r0, r1 int)) {
+	y = y[c0*ys:]
+	if x.n < stripFrom {
+		mul(y[r0:], ys, r0, r1)
+		return
+	}
+	s.strip = grow(s.strip, n*stripRows)
+	for r := r0; r < r1; r += stripRows {
+		end := min(r+stripRows, r1)
+		mul(s.strip, stripRows, r, end)
+		for c := range n {
+			copy(y[c*ys+r:c*ys+end], s.strip[c*stripRows:])
 		}
 	}
 }
