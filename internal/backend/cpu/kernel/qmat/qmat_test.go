@@ -213,7 +213,7 @@ func TestSplit(t *testing.T) {
 }
 
 // TestManyColumns: outputs of many columns are collected before they are written. They come to their places, in parts
-// of the rows, with a short last panel, from a scratch that was used before, and nothing between the columns is touched.
+// of the rows, with a short last panel, from a scratch used before, and nothing between the columns is touched.
 func TestManyColumns(t *testing.T) {
 	const rows, cut, k, n, stride = 273, 160, 256, 131, 280
 	rng := rand.New(rand.NewPCG(5, 6))
