@@ -14,7 +14,7 @@ import (
 func TestEmbedWoven(t *testing.T) {
 	const rows, cols = 21, 512
 	if !qmat.Weavable(quant.Q6_K) {
-		t.Skip("needs AVX-512 VNNI or dot products of ARM, and a build with assembly, for kernels of woven weights")
+		t.Skip("needs AVX2 or dot products of ARM, and a build with assembly, for kernels of woven weights")
 	}
 	b := New(Options{Threads: 2})
 	defer b.Close()

@@ -112,9 +112,12 @@ func (m *Matrix) mulAMX(f *format, y []float32, ys int, x *Acts, r0, r1, ahead i
 	step := max(1, columns(x.n, m.K, 4)/tile) * tile // columns that go through the matrix together
 	s.amx.reset(tile, step)
 	for c := 0; c < x.n; c += step {
-		for r := r0; r < r1; r += pair {
-			m.amxPair(f, fn, y[c*ys:], ys, x, c, min(step, x.n-c), r, min(r1, r+pair), ahead, s)
-		}
+		n := min(step, x.n-c)
+		s.strips(x, c, n, y, ys, r0, r1, func(y []float32, ys, r0, r1 int) {
+			for r := r0; r < r1; r += pair {
+				m.amxPair(f, fn, y[r-r0:], ys, x, c, n, r, min(r1, r+pair), ahead, s)
+			}
+		})
 	}
 	return true
 }
@@ -146,7 +149,7 @@ func (a *amxScratch) reset(columns, n int) {
 }
 
 // amxPair computes rows [r0, r1), at most two panels, for n columns from c0 on, where a tile begins. y starts at column
-// c0. Of a single panel everything is computed twice.
+// c0 and row r0. Of a single panel everything is computed twice.
 func (m *Matrix) amxPair(f *format, fn func(*byte), y []float32, ys int, x *Acts, c0, n, r0, r1, ahead int,
 	s *Scratch) {
 	stride := m.K / f.len * f.bytes
@@ -177,7 +180,7 @@ func (m *Matrix) amxPair(f *format, fn func(*byte), y []float32, ys int, x *Acts
 		sums := a.acc[t*amxSums:]
 		for c := t * tile; c < min((t+1)*tile, n); c++ {
 			from := (*[pair]float32)(unsafe.Pointer(&sums[0]))
-			if to := y[c*ys+r0:]; r1-r0 == pair {
+			if to := y[c*ys:]; r1-r0 == pair {
 				*(*[pair]float32)(to) = *from // short rows have little work per column; a call of copy would show
 			} else {
 				copy(to[:r1-r0], from[:])

@@ -98,15 +98,19 @@ func init() {
 
 // weavePieces weaves the first n times 16 bytes of 16 rows.
 func weavePieces(dst, src []byte, stride, n int) bool {
-	if kernel.Best() < kernel.AVX512 {
+	_, _ = dst[:256*n], src[:15*stride+16*n]
+	switch best := kernel.Best(); {
+	case best >= kernel.AVX512:
+		weave16(&dst[0], &src[0], stride, n)
+	case best >= kernel.AVX2:
+		weave2(&dst[0], &src[0], stride, n)
+	default:
 		return false
 	}
-	_, _ = dst[:256*n], src[:15*stride+16*n]
-	weave16(&dst[0], &src[0], stride, n)
 	return true
 }
 
-func weavable(t quant.Type) bool { return woven512[t] != nil && kernel.Best() >= kernel.AVX512 }
+func weavable(t quant.Type) bool { return woven512[t] != nil && kernel.Best() >= kernel.AVX2 }
 
 // kernels2 is the same for AVX2. One kernel serves any number of columns.
 type kernels2 struct {
@@ -147,6 +151,9 @@ var kernelsAVX2 = [...]kernels2{
 	quant.NVFP4:   {decode2NVFP4, micro2Off16u6, micro2vOff16u6},
 }
 
+// wovenAVX2 are the decoders of woven weights.
+var wovenAVX2 = map[quant.Type]decodeFunc{quant.Q4_K: decode2Q4KWoven, quant.Q6_K: decode2Q6KWoven}
+
 var micro512 = [4][maxTile]microFunc{
 	off32: {microOff32x1, microOff32x2, microOff32x3, microOff32x4},
 	min32: {microMin32x1, microMin32x2, microMin32x3, microMin32x4},
@@ -158,6 +165,7 @@ var micro512 = [4][maxTile]microFunc{
 type Scratch struct {
 	panels []byte    // two panels
 	acc    []float32 // [column][row] of the pair at work
+	strip  []float32 // [column][row] of a strip
 	tail   []byte    // the last rows, padded to a panel
 	zero   [pair]float32
 	amx    amxScratch
@@ -202,7 +210,7 @@ func (m *Matrix) mulAsm(f *format, y []float32, ys int, x *Acts, r0, r1, ahead i
 // matrix does not have are zero.
 func (m *Matrix) rows(r, n, ahead, stride int, s *Scratch) (w *byte, next uintptr) {
 	data := m.Data
-	if m.Woven != nil && kernel.Current() >= kernel.AVX512 {
+	if m.Woven != nil {
 		data = m.Woven
 	}
 	next = uintptr(unsafe.Pointer(&data[r*stride]))
@@ -298,39 +306,68 @@ func (m *Matrix) mulPair(f *format, k *kernels, micro *[maxTile]microFunc, y []f
 	}
 }
 
-// tileAVX2 is the number of columns that go through a panel together: their records stay
-// in the first cache.
-const tileAVX2 = 24
-
-// mulAVX2 decodes one panel of 16 rows x 256 values and multiplies it by all columns.
+// mulAVX2 decodes one panel of 16 rows x 256 values and multiplies it by many columns.
 func (m *Matrix) mulAVX2(f *format, y []float32, ys int, x *Acts, r0, r1, ahead int, s *Scratch) {
 	k := &anyAVX2[f.kind]
 	if int(m.Type) < len(kernelsAVX2) && kernelsAVX2[m.Type].decode != nil {
 		k = &kernelsAVX2[m.Type]
 	}
-	micro := k.micro
+	micro, decode := k.micro, k.decode
 	if kernel.Current() >= kernel.AVXVNNI {
 		micro = k.vnni
 	}
 	stride := m.K / f.len * f.bytes
 	bb := blockLen / f.len * f.bytes
+	step := bb // from block to block
+	if m.Woven != nil {
+		step, decode = Panel*bb, wovenAVX2[m.Type]
+	}
 	off := f.kind.offset2()
 	// The sums stay in one piece: columns of y may be a multiple of 4 KB apart and would
 	// push each other out of the cache.
-	s.acc = grow(s.acc, x.n*Panel)
-	for r := r0; r < r1; r += Panel {
-		w, next := m.rows(r, Panel, ahead, stride, s)
-		clear(s.acc)
-		for b := range x.blocks {
-			values := min(blockLen, m.K-b*blockLen)
-			f.decodePanel(k.decode, s.panels[:panelSize], add(w, b*bb), stride, values, off, next+uintptr(b*Panel*bb), 0)
-			for c := 0; c < x.n; c += tileAVX2 {
-				micro(&s.panels[0], (*byte)(unsafe.Pointer(&x.data[b*x.n+c])), min(tileAVX2, x.n-c), &s.acc[c*Panel], 4*Panel,
-					f.kind.iters(values))
+	most := columns(x.n, m.K, 1)
+	s.acc = grow(s.acc, most*Panel)
+	for c0 := 0; c0 < x.n; c0 += most {
+		n := min(most, x.n-c0)
+		s.strips(x, c0, n, y, ys, r0, r1, func(y []float32, ys, r0, r1 int) {
+			for r := r0; r < r1; r += Panel {
+				w, next := m.rows(r, Panel, ahead, stride, s)
+				clear(s.acc)
+				for b := range x.blocks {
+					values := min(blockLen, m.K-b*blockLen)
+					f.decodePanel(decode, s.panels[:panelSize], add(w, b*step), stride, values, off, next+uintptr(b*Panel*bb), 0)
+					micro(&s.panels[0], (*byte)(unsafe.Pointer(&x.data[b*x.n+c0])), n, &s.acc[0], 4*Panel, f.kind.iters(values))
+				}
+				for c := range n {
+					copy(y[c*ys+r-r0:][:min(Panel, r1-r)], s.acc[c*Panel:])
+				}
 			}
-		}
-		for c := range x.n {
-			copy(y[c*ys+r:c*ys+min(r+Panel, r1)], s.acc[c*Panel:])
+		})
+	}
+}
+
+// Outputs of a row for many columns are kilobytes apart: writing 16 or 32 rows at once misses the caches and the tables
+// of pages again and again. From stripFrom columns on, stripRows rows are collected first. Kernels for AVX-512 gain
+// nothing by it: they write y between their arithmetic.
+const (
+	stripFrom = 128
+	stripRows = 128
+)
+
+// strips calls mul for rows [r0, r1) in parts and writes what it computed for columns [c0, c0+n) of x. mul gets the
+// place of row r0 and the first column.
+func (s *Scratch) strips(x *Acts, c0, n int, y []float32, ys, r0, r1 int, mul func(y []float32, ys, r0, r1 int)) {
+	y = y[c0*ys:]
+	if x.n < stripFrom {
+		mul(y[r0:], ys, r0, r1)
+		return
+	}
+	s.strip = grow(s.strip, n*stripRows)
+	for r := r0; r < r1; r += stripRows {
+		end := min(r+stripRows, r1)
+		mul(s.strip, stripRows, r, end)
+		for c := range n {
+			copy(y[c*ys+r:c*ys+end], s.strip[c*stripRows:])
 		}
 	}
 }

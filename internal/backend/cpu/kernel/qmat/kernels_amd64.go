@@ -724,6 +724,12 @@ func fusedQ3Kx2(p *byte, w *byte, stride int, blocks int, last int, x *byte, xSt
 //go:noescape
 func weave16(dst *byte, w *byte, stride int, n int)
 
+// weave2 writes n times 16 bytes of 16 rows to dst, dword by dword of all rows. Needs AVX2.
+// Reference: Matrix.Weave in weave.go.
+//
+//go:noescape
+func weave2(dst *byte, w *byte, stride int, n int)
+
 // micro2Min32u4 adds a panel times n columns to y, whose columns are yStep bytes apart.
 // iters counts 32 values. Needs AVX2 and FMA.
 // Reference: addBlock in generic.go.
@@ -843,6 +849,13 @@ func micro2vMin16u7(p *byte, x *byte, n int, y *float32, yStep int, iters int)
 //go:noescape
 func decode2Q4K(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
+// decode2Q4KWoven unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 2304 bytes at pf (pfStep is not used). chunks is not used.
+// Needs AVX2 and F16C.
+// Reference: format.block in format.go.
+//
+//go:noescape
+func decode2Q4KWoven(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
 // decode2Q5K unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 2816 bytes at pf (pfStep is not used). chunks is not used.
 // Needs AVX2 and F16C.
 // Reference: format.block in format.go.
@@ -856,6 +869,13 @@ func decode2Q5K(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int
 //
 //go:noescape
 func decode2Q6K(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
+
+// decode2Q6KWoven unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 3360 bytes at pf (pfStep is not used). chunks is not used.
+// Needs AVX2 and F16C.
+// Reference: format.block in format.go.
+//
+//go:noescape
+func decode2Q6KWoven(p *byte, w *byte, stride int, chunks int, pf uintptr, pfStep int)
 
 // decode2Q80 unpacks 256 values of 16 rows into a panel with the codes that AVX2 wants and prefetches 4352 bytes at pf (pfStep is not used). chunks counts 32 values.
 // Needs AVX2 and F16C.

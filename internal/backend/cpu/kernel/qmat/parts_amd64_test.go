@@ -35,6 +35,24 @@ func TestWithoutKernels(t *testing.T) {
 	}
 }
 
+// TestWeaveAVX2: processors without AVX-512 weave as the others do, and write nothing behind what they weave.
+func TestWeaveAVX2(t *testing.T) {
+	if kernel.Best() < kernel.AVX512 {
+		t.Skip("needs AVX-512, for the kernel that it compares with; TestWeave tests the one in use")
+	}
+	const pieces, stride = 3, 61
+	src := make([]byte, 15*stride+16*pieces)
+	for i := range src {
+		src[i] = byte(i*i>>3 ^ i)
+	}
+	got, want := make([]byte, 256*pieces+64), make([]byte, 256*pieces+64)
+	weave2(&got[0], &src[0], stride, pieces)
+	weave16(&want[0], &src[0], stride, pieces)
+	if !slices.Equal(got, want) {
+		t.Error("bytes are in other places")
+	}
+}
+
 // quiet reports the time of f in the fastest tenth of many short samples: what it takes
 // when the machine does nothing else. What b measures itself is beside the point.
 func quiet(b *testing.B, macs int, f func()) {

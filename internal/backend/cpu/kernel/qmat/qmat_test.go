@@ -217,6 +217,32 @@ func TestSplit(t *testing.T) {
 	}
 }
 
+// TestManyColumns: outputs of many columns are collected before they are written. They come to their places, in parts
+// of the rows, with a short last panel, from a scratch used before, and nothing between the columns is touched.
+func TestManyColumns(t *testing.T) {
+	const rows, cut, k, n, stride = 273, 160, 256, 131, 280
+	rng := rand.New(rand.NewPCG(5, 6))
+	for _, typ := range []quant.Type{quant.Q4_K, quant.Q6_K, quant.Q8_0} {
+		m := newMatrix(typ, rows, k, rng)
+		x := gauss(n*k, rng)
+		want := make([]float32, n*stride)
+		for i := range want {
+			want[i] = 7
+		}
+		y := slices.Clone(want)
+		m.mulGeneric(formatOf(typ), want, stride, pack(x, n, k), 0, rows)
+		eachLevel(t, func(t *testing.T) {
+			for i := range y {
+				y[i] = 7
+			}
+			s, a := NewScratch(), pack(x, n, k)
+			m.Mul(y, stride, a, cut, rows, rows, s)
+			m.Mul(y, stride, a, 0, cut, rows, s)
+			equal(t, typ.String(), y, want)
+		})
+	}
+}
+
 // TestPackColumns checks a chosen set of tokens, and that blocks may be packed apart.
 func TestPackColumns(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 8))

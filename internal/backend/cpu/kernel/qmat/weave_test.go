@@ -45,7 +45,7 @@ func TestWeave(t *testing.T) {
 }
 
 // TestWoven: woven weights give the same bits as the rows they were made of, whatever the numbers of rows and
-// columns, on every level, and in parts. Levels without kernels for them must not look at them.
+// columns, on every level, and in parts.
 func TestWoven(t *testing.T) {
 	for _, typ := range []quant.Type{quant.Q4_K, quant.Q6_K} {
 		t.Run(typ.String(), func(t *testing.T) { testWoven(t, typ) })
@@ -84,7 +84,7 @@ func testWoven(t *testing.T, typ quant.Type) {
 	}
 }
 
-// BenchmarkWoven compares both layouts on weights that stay in the cache. Without AVX-512 they are the same.
+// BenchmarkWoven compares both layouts on weights that stay in the cache.
 func BenchmarkWoven(b *testing.B) {
 	const rows, k = 512, 512
 	rng := rand.New(rand.NewPCG(1, 2))

@@ -3,7 +3,6 @@ package main
 import (
 	"encoding/binary"
 	"fmt"
-	"math/bits"
 
 	. "github.com/mmcloughlin/avo/build"
 	"github.com/mmcloughlin/avo/ir"
@@ -98,185 +97,6 @@ var (
 	codesMem = map[*[16]byte]Mem{}
 )
 
-// microAVX2 emits the kernel of one form. The codes of eight rows and one sub-block stay in
-// registers while it goes through the columns, so one kernel serves any number of them.
-// With vnni it multiplies by VPDPBUSD in the encoding of AVX-VNNI.
-func microAVX2(f form, vnni bool) {
-	name, needs := "micro2"+f.name, "AVX2 and FMA"
-	if vnni {
-		name, needs = "micro2v"+f.name, "AVX2, FMA and AVX-VNNI"
-	}
-	k := f.kind
-	groups := k.sub / 4
-	TEXT(name, NOSPLIT, "func(p *byte, x *byte, n int, y *float32, yStep int, iters int)")
-	Doc(fmt.Sprintf("%s adds a panel times n columns to y, whose columns are yStep bytes apart.", name),
-		fmt.Sprintf("iters counts %d values. Needs %s.", map[int]int{32: 32, 16: 128}[k.sub], needs), refMul)
-	Pragma("noescape")
-	p := Load(Param("p"), GP64())
-	x := Load(Param("x"), GP64())
-	y := Load(Param("y"), GP64())
-	iters := Load(Param("iters"), GP64())
-	ps, xs := GP64(), GP64()
-	LEAQ(mem(p, panelScale), ps)
-	LEAQ(mem(x, recXS), xs)
-	xi := xs
-	if k.sub == 16 {
-		xi = GP64()
-		MOVQ(xs, xi)
-	}
-
-	// sub emits sub-block s for the eight rows from row r on.
-	sub := func(s, r int) {
-		label := fmt.Sprintf("%s_%d_%d", name, s, r)
-		at := 64*s + 4*r // of the scales
-		code := func(g int) Mem { return mem(p, (s*groups+g)*64+4*r) }
-		w := []VecPhysical{Y0, Y1, Y2, Y3, Y4, Y5, Y6, Y7}[:groups]
-		for g := range w {
-			switch {
-			case f.signed && vnni: // unsigned, with the offset that the record subtracts
-				VMOVDQU(wide(m80), w[g])
-				VPXOR(code(g), w[g], w[g])
-			case f.signed: // magnitudes; the signs are read again for every column
-				VPABSB(code(g), w[g])
-			default:
-				VMOVDQU(code(g), w[g])
-			}
-		}
-		offset := !k.min && (vnni || !f.signed)
-		ws, mw, mv := YMM(), YMM(), YMM()
-		VMOVUPS(mem(ps, at), ws)
-		if offset {
-			VMULPS(wide(magic), ws, mw)
-		}
-		if k.min {
-			VMOVUPS(mem(ps, panelMin-panelScale+at), mv)
-		}
-		xc, xf, yc, cnt := GP64(), GP64(), GP64(), GP64()
-		xn := xf
-		MOVQ(x, xc)
-		MOVQ(xs, xf)
-		if k.sub == 16 {
-			xn = GP64()
-			MOVQ(xi, xn)
-		}
-		LEAQ(mem(y, 4*r), yc)
-		MOVQ(NewParamAddr("n", 16), cnt)
-		Label(label)
-		start := mem(xn, k.initOff()+4*s) // the offset, with magic added; see acts.go
-		var acc Register
-		if vnni {
-			acc = Y8
-			if offset && f.mul == 1 {
-				VPBROADCASTD(start, Y8)
-			} else {
-				VPXOR(Y8, Y8, Y8)
-			}
-			VPXOR(Y10, Y10, Y10) // two sums: the multiplication takes five cycles
-			for g := range w {
-				VPBROADCASTD(mem(xc, recQ+s*k.sub+4*g), Y9)
-				dotVEX(Y9, w[g], []VecPhysical{Y8, Y10}[g%2])
-			}
-			VPADDD(Y10, Y8, Y8)
-			if f.mul > 1 {
-				VPSLLD(U8(bits.Len(uint(f.mul))-1), Y8, Y8)
-			}
-		} else {
-			acc = f.dots(w, xc, s*k.sub, code)
-		}
-		if offset {
-			if !vnni || f.mul > 1 {
-				b := YMM()
-				VPBROADCASTD(start, b)
-				VPADDD(b, acc, acc)
-			}
-			VFMSUB132PS(ws, mw, acc)
-		} else {
-			VCVTDQ2PS(acc, acc)
-			VMULPS(ws, acc, acc)
-		}
-		v, sx := YMM(), YMM()
-		VMOVUPS(mem(yc, 0), v)
-		VBROADCASTSS(mem(xf, 4*(s*k.sub/32)), sx)
-		VFMADD231PS(sx, acc, v)
-		if k.min {
-			ms := YMM()
-			VBROADCASTSS(mem(xn, k.msOff()+4*s), ms)
-			VFMADD231PS(mv, ms, v)
-		}
-		VMOVUPS(v, mem(yc, 0))
-		ADDQ(I32(recSize), xc)
-		ADDQ(I32(recSize), xf)
-		if k.sub == 16 {
-			ADDQ(I32(recSize), xn)
-		}
-		ADDQ(NewParamAddr("yStep", 32), yc)
-		DECQ(cnt)
-		JNZ(LabelRef(label))
-	}
-
-	Label(name + "_loop")
-	if k.sub == 32 {
-		sub(0, 0)
-		sub(0, 8)
-		ADDQ(I32(8*64), p)
-		ADDQ(I8(64), ps)
-		ADDQ(I8(32), x)
-		ADDQ(I8(4), xs)
-	} else {
-		half := GP64()
-		MOVQ(I32(2), half)
-		Label(name + "_half")
-		for _, s := range []int{0, 4, 1, 5} {
-			sub(s, 0)
-			sub(s, 8)
-		}
-		ADDQ(I32(2*4*64), p)
-		ADDQ(I32(2*64), ps)
-		ADDQ(I8(32), x)
-		ADDQ(I8(4), xs)
-		ADDQ(I8(8), xi)
-		DECQ(half)
-		JNZ(LabelRef(name + "_half"))
-		ADDQ(I32(4*4*64), p)
-		ADDQ(I32(4*64), ps)
-		ADDQ(I8(64), x)
-		ADDQ(I8(8), xs)
-		ADDQ(I8(16), xi)
-	}
-	DECQ(iters)
-	JNZ(LabelRef(name + "_loop"))
-	VZEROUPPER()
-	RET()
-}
-
-// dots multiplies one column by the codes in w and returns the sums in 32 bits.
-func (f form) dots(w []VecPhysical, x Register, off int, code func(g int) Mem) VecVirtual {
-	var acc, sum VecVirtual // 32 and 16 bits
-	for g := range w {
-		b, t := YMM(), YMM()
-		VPBROADCASTD(mem(x, recQ+off+4*g), b)
-		if f.signed {
-			VPSIGNB(code(g), b, b)
-		}
-		VPMADDUBSW(b, w[g], t)
-		if g%f.depth == 0 {
-			sum = t
-		} else {
-			VPADDW(t, sum, sum)
-		}
-		if (g+1)%f.depth != 0 {
-			continue
-		}
-		VPMADDWD(wide(uint32(f.mul)*0x00010001), sum, sum)
-		if acc == nil {
-			acc = sum
-		} else {
-			VPADDD(sum, acc, acc)
-		}
-	}
-	return acc
-}
-
 // dotVEX emits VPDPBUSD b, w, acc (signed b, unsigned w), which the assembler only knows
 // in the encoding of AVX-512.
 func dotVEX(b, w, acc VecPhysical) {
@@ -294,14 +114,17 @@ type format2 struct {
 	shape
 	ticks  int // calls of tick per call of emit, if it does not transpose
 	unroll bool
+	woven  bool // rows are woven
 	header func(e *env2)
 	emit   func(e *env2, c int)
 }
 
 var formats2 = []*format2{
 	{shape: q4k, header: header24K, emit: emit2Q4K},
+	{shape: woven(q4k), woven: true, header: header24K, emit: emit2Q4K},
 	{shape: q5k, unroll: true, header: header24K, emit: emit2Q5K},
 	{shape: q6k, unroll: true, header: header2Q6K, emit: emit2Q6K},
+	{shape: woven(q6k), woven: true, unroll: true, header: header2Q6K, emit: emit2Q6K},
 	{shape: q80, emit: emit2Q80},
 	{shape: q40, emit: emit2Q40},
 	{shape: q41, emit: emit2Q41},
@@ -317,8 +140,9 @@ var formats2 = []*format2{
 
 // env2 is what a format sees of its decoder. All addresses are those of eight rows.
 type env2 struct {
-	b     [2]Register // rows 0 and 4
+	b     [2]Register // rows 0 and 4; of woven rows only the first
 	s, s3 Register
+	tail  Register // of woven rows, the two bytes at the end of a block
 	p     Register // panel
 	pq    Register // codes of the chunk
 	ps    Register // scales of the chunk
@@ -354,6 +178,13 @@ func (e *env2) tick() {
 func (e *env2) transpose(off int) [4]VecVirtual {
 	e.tick()
 	var z [4]VecVirtual
+	if e.tail != nil {
+		for i := range z {
+			z[i] = YMM()
+			VMOVDQU(mem(e.b[0], 16*(off+4*i)), z[i])
+		}
+		return z
+	}
 	for i := range z {
 		z[i] = YMM()
 		VBROADCASTI128(e.row(i, off), z[i])
@@ -371,9 +202,13 @@ func (e *env2) transpose(off int) [4]VecVirtual {
 	return z
 }
 
-// halves loads the half float at off of every row.
+// halves loads the half float at off of every row, which for woven rows must be the tail.
 func (e *env2) halves(off int) VecVirtual {
 	z := YMM()
+	if e.tail != nil {
+		VCVTPH2PS(mem(e.tail, 0), z)
+		return z
+	}
 	x := z.AsX()
 	VPBROADCASTW(e.row(0, off), x)
 	for i := 1; i < 8; i++ {
@@ -437,14 +272,23 @@ func decodeAVX2(f *format2) {
 	e.b = [2]Register{Load(Param("w"), GP64()), GP64()}
 	e.s = Load(Param("stride"), GP64())
 	e.pf = Load(Param("pf"), GP64())
-	s3, two := GP64(), GP64()
-	LEAQ(Mem{Base: e.s, Index: e.s, Scale: 2}, s3)
-	e.s3 = s3
+	two := GP64()
+	if f.woven {
+		tail := GP64()
+		LEAQ(mem(e.b[0], 16*(f.bytes&^3)), tail)
+		e.tail = tail
+	} else {
+		s3 := GP64()
+		LEAQ(Mem{Base: e.s, Index: e.s, Scale: 2}, s3)
+		e.s3 = s3
+	}
 	MOVQ(I32(2), two)
 	Label(name + "_rows")
 	w := GP64()
 	MOVQ(e.b[0], w)
-	LEAQ(Mem{Base: e.b[0], Index: e.s, Scale: 4}, e.b[1])
+	if !f.woven {
+		LEAQ(Mem{Base: e.b[0], Index: e.s, Scale: 4}, e.b[1])
+	}
 	MOVQ(p, e.pq)
 	LEAQ(mem(p, panelScale), e.ps)
 	ticks := max(f.ticks, 1, f.chunk*f.bytes/f.length/16) // per chunk; close enough for prefetching
@@ -469,7 +313,10 @@ func decodeAVX2(f *format2) {
 		}
 		Label(name + "_loop")
 		f.emit(e, 0)
-		if f.step > 0 {
+		switch {
+		case f.woven:
+			ADDQ(I32(int32(16*f.step)), e.b[0])
+		case f.step > 0:
 			ADDQ(I32(int32(f.step)), e.b[0])
 			ADDQ(I32(int32(f.step)), e.b[1])
 		}
@@ -479,7 +326,12 @@ func decodeAVX2(f *format2) {
 		DECQ(cnt)
 		JNZ(LabelRef(name + "_loop"))
 	}
-	LEAQ(Mem{Base: w, Index: e.s, Scale: 8}, e.b[0])
+	if f.woven {
+		LEAQ(mem(w, 32), e.b[0])
+		ADDQ(I8(16), e.tail)
+	} else {
+		LEAQ(Mem{Base: w, Index: e.s, Scale: 8}, e.b[0])
+	}
 	ADDQ(I8(32), p)
 	DECQ(two)
 	JNZ(LabelRef(name + "_rows"))
@@ -770,4 +622,39 @@ func emit2NVFP4(e *env2, c int) {
 			e.vec(g/2, 2+g%2, hi)
 		}
 	}
+}
+
+// weave2 emits the kernel that weaves rows with AVX2, eight at a time.
+func weave2() {
+	TEXT("weave2", NOSPLIT, "func(dst *byte, w *byte, stride int, n int)")
+	Doc("weave2 writes n times 16 bytes of 16 rows to dst, dword by dword of all rows. Needs AVX2.",
+		"Reference: Matrix.Weave in weave.go.")
+	Pragma("noescape")
+	dst := Load(Param("dst"), GP64())
+	e := &env2{b: [2]Register{Load(Param("w"), GP64()), GP64()}, s: Load(Param("stride"), GP64()), ticks: 1}
+	s3, two := GP64(), GP64()
+	LEAQ(Mem{Base: e.s, Index: e.s, Scale: 2}, s3)
+	e.s3 = s3
+	MOVQ(I32(2), two)
+	Label("weave2_rows")
+	w, to := GP64(), GP64()
+	MOVQ(e.b[0], w)
+	MOVQ(dst, to)
+	LEAQ(Mem{Base: e.b[0], Index: e.s, Scale: 4}, e.b[1])
+	n := Load(Param("n"), GP64())
+	Label("weave2_loop")
+	for i, v := range e.transpose(0) {
+		VMOVDQU(v, mem(to, 64*i))
+	}
+	ADDQ(I8(16), e.b[0])
+	ADDQ(I8(16), e.b[1])
+	ADDQ(I32(256), to)
+	DECQ(n)
+	JNZ(LabelRef("weave2_loop"))
+	LEAQ(Mem{Base: w, Index: e.s, Scale: 8}, e.b[0])
+	ADDQ(I8(32), dst)
+	DECQ(two)
+	JNZ(LabelRef("weave2_rows"))
+	VZEROUPPER()
+	RET()
 }

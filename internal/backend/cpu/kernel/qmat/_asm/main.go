@@ -64,6 +64,7 @@ func main() {
 		}
 	}
 	weave512()
+	weave2()
 	for _, f := range forms {
 		microAVX2(f, false)
 		microAVX2(f, true)
