@@ -169,9 +169,13 @@ func since(st speculate.Stats, before *speculate.Stats) speculate.Stats {
 func (b *bencher) report(results [][][]result) *Report {
 	rep := &Report{Schema: Schema, System: system(b.model), Model: describe(b.model), LeftOut: b.cfg.LeftOut}
 	for i, d := range b.model.Drafters() {
-		if info := describeDrafter(b.model, d); i == 0 {
+		info := describeDrafter(b.model, d)
+		if i == 0 {
 			rep.Drafter = info
-		} else {
+			continue
+		}
+		rep.Others = append(rep.Others, info)
+		if d.Name() == "mtp" {
 			rep.MTP = info
 		}
 	}
@@ -240,6 +244,7 @@ func summarise(name string, cases [][]result, repeats int) ModeReport {
 	}
 	m.Time = Split{perToken(all.Draft), perToken(all.Verify), perToken(all.Commit), perToken(all.Sample),
 		perToken(all.Rest)}
+	m.BySource = bySource(&all)
 	return m
 }
 
