@@ -16,9 +16,10 @@ import (
 
 // Case is a prompt ready to run.
 type Case struct {
-	ID     string
-	Tokens []int32
-	Max    int // most tokens to generate; 0: Config.Tokens
+	ID       string
+	Category string // see Accept
+	Tokens   []int32
+	Max      int // most tokens to generate; 0: Config.Tokens
 }
 
 // Config says what to measure.
