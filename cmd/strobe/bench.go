@@ -18,7 +18,8 @@ import (
 type benchOptions struct {
 	modelFlags
 	sampleFlags
-	models, drafters    []string // all that were given; the flags above have the first
+	more                []string // models beside the first
+	together            bool     // all drafters draft for each model
 	prompts, suite, dir string
 	limit               int
 	n, repeats          int
@@ -47,7 +48,8 @@ func newBenchCmd() *cobra.Command {
   plain   one token per pass
   chain   every pass verifies one block of the drafter
   tree    every pass verifies a tree of the drafter's alternatives
-  mtp     guesses of the model's layer for multi-token prediction
+  mtp     guesses of the model's layer for multi-token prediction, as many as pay
+  eagle3  guesses of an EAGLE-3 drafter beside another one, as many as pay
   ngram   guesses are repetitions of earlier text; needs no drafter
   auto    the controller decides each round, as in normal use
 
@@ -61,7 +63,8 @@ modes generated the same tokens; if they did not, the exit code is 1.
 
 With several -m or -d every model runs with every drafter. All are in memory at once and take turns on every prompt, and
 each is compared with the first: a sweep of quantisations or of drafters. "-d none" is a pair without a drafter; modes it
-cannot run are left out and named.
+cannot run are left out and named. With --together all drafters, each of another kind, draft for every model, as they do in
+other commands.
 
 Prompts come from a suite or a file of JSON lines. The suites code (beginnings of Go files) and general
 (questions) are part of the program; humaneval, gsm8k, mt-bench, math and agent are read from the folder
@@ -84,6 +87,7 @@ With --kv-types it compares types of cached keys and values: loss on the prompts
 and tokens per pass of the drafter's chains.`,
 		Example: `  strobe bench -m target.gguf -d drafter.gguf
   strobe bench -m target-Q4_K_M.gguf -m target-Q8_0.gguf -d drafter.gguf --plot sweep.svg
+  strobe bench -m target.gguf -d dflash.gguf -d eagle3.gguf --together
   strobe bench -m target.gguf -d drafter.gguf --suite humaneval --prompts-dir prompts -n 256 --json
   strobe bench -m synth.gguf -d synth-dflash.gguf --synthetic-accept 4.5 --plot speed.svg
   strobe bench -m target.gguf -d drafter.gguf --kv turbo3 --context 262144 --stress -n 64
@@ -96,13 +100,12 @@ and tokens per pass of the drafter's chains.`,
 	opt.modelFlags.add(cmd)
 	opt.sampleFlags.add(cmd, 0)
 	f := cmd.Flags()
-	for name, x := range map[string]*repeated{
-		"model": {&opt.model, &opt.models}, "drafter": {&opt.drafter, &opt.drafters},
-	} {
-		flag := f.Lookup(name)
-		flag.Value = x
-		flag.Usage += "; may be repeated"
-	}
+	model := f.Lookup("model")
+	model.Value = &several{&opt.model, &opt.more}
+	model.Usage += "; may be repeated"
+	drafter := f.Lookup("drafter")
+	drafter.Usage = strings.Replace(drafter.Usage, drafterTurns, "repeated, each is measured", 1)
+	f.BoolVar(&opt.together, "together", false, "use all drafters at once instead of comparing them")
 	f.StringVar(&opt.prompts, "prompts", "", "file of prompts, one JSON object per line")
 	f.StringVar(&opt.suite, "suite", "code", "named prompts: "+strings.Join(bench.SuiteNames(), ", "))
 	f.StringVar(&opt.dir, "prompts-dir", os.Getenv("STROBE_PROMPTS"), "folder with the files of public suites")
@@ -179,7 +182,7 @@ func runBench(cmd *cobra.Command, opt *benchOptions) error {
 		return err
 	}
 	defer m.Close()
-	cfg, err := opt.config(m, prompts)
+	cfg, err := opt.config(m, prompts, false)
 	if err != nil {
 		return err
 	}
@@ -212,45 +215,30 @@ func runBench(cmd *cobra.Command, opt *benchOptions) error {
 	return nil
 }
 
-// repeated is a flag whose first value is that of a single one.
-type repeated struct {
-	first *string
-	all   *[]string
-}
-
-func (r *repeated) Set(v string) error {
-	*r.all = append(*r.all, v)
-	*r.first = (*r.all)[0]
-	return nil
-}
-
-func (r *repeated) String() string { return strings.Join(*r.all, ",") }
-func (r *repeated) Type() string   { return "string" }
-
 // sweep compares every model with every drafter.
 func (o *benchOptions) sweep(cmd *cobra.Command, prompts []bench.Prompt, source string) error {
-	orDefault := func(names []string) []string {
-		if len(names) == 0 {
-			return []string{""}
-		}
-		return names
-	}
 	var entries []bench.Entry
 	bar := newRunBar(cmd)
-	for _, model := range orDefault(o.models) {
-		for _, drafter := range orDefault(o.drafters) {
-			o.model, o.drafter = model, drafter
+	drafters := append([]string{o.drafter}, o.moreDrafters...)
+	for _, model := range append([]string{o.model}, o.more...) {
+		for i := range drafters {
+			if o.model, o.drafter, o.moreDrafters = model, drafters[i], nil; o.together {
+				o.moreDrafters = drafters[1:]
+			}
 			m, err := o.load()
 			if err != nil {
 				return err
 			}
 			defer m.Close()
-			cfg, err := o.config(m, prompts)
+			cfg, err := o.config(m, prompts, true)
 			if err != nil {
 				return err
 			}
 			cfg.Progress = bar.step
 			entries = append(entries, bench.Entry{Model: m, Config: cfg})
+			if o.together {
+				break
+			}
 		}
 	}
 	s, err := bench.MeasureAll(cmd.Context(), entries)
@@ -276,7 +264,9 @@ func (o *benchOptions) sweep(cmd *cobra.Command, prompts []bench.Prompt, source 
 }
 
 // several reports whether there is more than one pair to measure.
-func (o *benchOptions) several() bool { return len(o.models) > 1 || len(o.drafters) > 1 }
+func (o *benchOptions) several() bool {
+	return len(o.more) > 0 || len(o.moreDrafters) > 0 && !o.together
+}
 
 // print writes a report in the form that was asked for.
 func (o *benchOptions) print(cmd *cobra.Command, asJSON, asText func(io.Writer) error) error {
@@ -344,7 +334,7 @@ func (o *benchOptions) compareTypes(cmd *cobra.Command, prompts []bench.Prompt) 
 	if err != nil {
 		return err
 	}
-	c, err := o.config(m, prompts)
+	c, err := o.config(m, prompts, false)
 	m.Close()
 	if err != nil {
 		return err
@@ -371,20 +361,18 @@ func (o *benchOptions) read() (ps []bench.Prompt, source string, err error) {
 	return bench.Pick(ps, o.limit), source, err
 }
 
-// config encodes the prompts and chooses the modes.
-func (o *benchOptions) config(m *engine.Model, prompts []bench.Prompt) (bench.Config, error) {
+// config encodes the prompts and chooses the modes. In a sweep one pair may lack what the others have.
+func (o *benchOptions) config(m *engine.Model, prompts []bench.Prompt, sweep bool) (bench.Config, error) {
 	c := bench.Config{Tokens: o.n, Repeats: o.repeats, Context: o.ctx, Chunk: m.Chunk(), IgnoreEnd: o.ignoreEnd}
 	so, err := o.spec()
 	if err != nil {
 		return c, err
 	}
-	drafter := ""
-	if ds := m.Drafters(); len(ds) > 0 {
-		drafter = ds[0].Name()
+	mo := bench.ModeOptions{Names: o.modes, Max: so.Max, Tree: max(0, so.Tree), Synthetic: o.synthetic}
+	for _, d := range m.Drafters() {
+		mo.Drafters = append(mo.Drafters, d.Name())
 	}
-	mo := bench.ModeOptions{Names: o.modes, Drafter: drafter, MTP: m.MTP != nil, Max: so.Max, Tree: max(0, so.Tree),
-		Synthetic: o.synthetic}
-	if o.several() && len(o.modes) > 0 { // one pair may lack what the others have
+	if sweep && len(o.modes) > 0 {
 		mo.Names = []string{"plain"}
 		for _, name := range o.modes {
 			if what := mo.Lacks(name); what != "" {

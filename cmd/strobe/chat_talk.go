@@ -62,7 +62,8 @@ func (t *talk) check(m *dialog.Model) error {
 // switchTo goes on with another model. If that cannot be loaded the old one stays; until then both are in memory.
 func (t *talk) switchTo(name string) error {
 	flags := t.opt.modelFlags
-	flags.model, flags.drafter, flags.mmproj = name, "", "" // those of the old one fit no other
+	// What belongs to the old one fits no other.
+	flags.model, flags.drafter, flags.moreDrafters, flags.mmproj = name, "", nil, ""
 	m, err := flags.load()
 	if err != nil {
 		return err

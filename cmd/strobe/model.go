@@ -5,6 +5,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -15,7 +16,6 @@ import (
 	"strobe/internal/device"
 	"strobe/internal/draft/dflash"
 	"strobe/internal/engine"
-	"strobe/internal/gguf"
 	"strobe/internal/sample"
 	"strobe/internal/speculate"
 	pictures "strobe/internal/vision/picture"
@@ -26,6 +26,7 @@ import (
 type modelFlags struct {
 	cmd            *cobra.Command
 	model, drafter string
+	moreDrafters   []string // beside that one
 	threads        int
 	device         string
 	gpuLayers      string
@@ -57,8 +58,9 @@ func (m *modelFlags) add(cmd *cobra.Command) {
 	f.VarP(&once{to: &m.model}, "model", "m",
 		"the model: a name that \"strobe list --known\" shows, OWNER/REPO[:TYPE] of the Hugging Face hub, or a GGUF file "+
 			"(default: the one built in, which completes Go code)")
-	f.VarP(&once{to: &m.drafter}, "drafter", "d",
-		"its drafter, likewise, or a folder with a checkpoint, or none (default: the one made for the model, the one beside it, or what its own file has)")
+	f.VarP(&several{&m.drafter, &m.moreDrafters}, "drafter", "d",
+		"its drafter, likewise, or a folder with a checkpoint, or none; "+drafterTurns+
+			" (default: the one made for the model, the one beside it, or what its own file has)")
 	f.IntVar(&m.threads, "threads", 0,
 		"CPU threads, at most as many as there are cores (default: all, or all performance cores)")
 	f.StringVar(
@@ -114,6 +116,9 @@ func (m *modelFlags) add(cmd *cobra.Command) {
 	}
 }
 
+// drafterTurns is what -d says of several drafters, in commands that use them together.
+const drafterTurns = "repeated, drafters of different kinds that take turns"
+
 // load opens the model the flags name.
 func (m *modelFlags) load() (*engine.Model, error) {
 	if _, err := m.options(); err != nil { // before anything is downloaded
@@ -165,9 +170,12 @@ func (m *modelFlags) load() (*engine.Model, error) {
 // options is how the flags want a model to be loaded.
 func (m *modelFlags) options() (engine.Options, error) {
 	opt := engine.Options{
-		Threads: m.threads, Device: m.device, DraftDevice: m.draftDevice, Drafter: m.drafter,
+		Threads: m.threads, Device: m.device, DraftDevice: m.draftDevice, Drafter: m.drafter, MoreDrafters: m.moreDrafters,
 		KV: m.kv, KVKey: m.kvk, KVValue: m.kvv, KVLayers: m.kvLayers, KVDraft: m.kvDraft, MTP: m.mtp || m.draft == "mtp",
 		Vision: m.mmproj, VisionDevice: m.mmprojDevice, ImageRows: m.imageRows, ImageLike: m.like,
+	}
+	if len(m.moreDrafters) > 0 && (m.drafter == "none" || slices.Contains(m.moreDrafters, "none")) {
+		return opt, usagef("-d none: there are other drafters, too; give none or the others")
 	}
 	if m.noMMProj {
 		if m.mmproj != "" {
@@ -235,7 +243,7 @@ func (m *modelFlags) options() (engine.Options, error) {
 		return opt, usagef("--draft-causal %q: want auto, on or off", m.causal)
 	}
 	if m.draft == "off" || m.draft == "ngram" {
-		opt.Drafter = "none"
+		opt.Drafter, opt.MoreDrafters = "none", nil
 	}
 	if err := m.prefill.apply(&opt); err != nil {
 		return opt, err
@@ -316,7 +324,8 @@ func (m *modelFlags) open(opt engine.Options) (*engine.Model, error) {
 	case "none":
 		src.Drafter = nil
 	default:
-		if src.Drafter, err = gguf.Open(opt.Drafter); err != nil {
+		src.Drafter = nil
+		if err = src.AddDrafters(append([]string{opt.Drafter}, opt.MoreDrafters...)...); err != nil {
 			return nil, err
 		}
 	}

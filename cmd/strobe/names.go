@@ -284,10 +284,23 @@ func (m *modelFlags) find() error {
 	case m.draft == "off" || m.draft == "ngram" || m.drafter == "none":
 		return nil
 	case m.drafter != "":
-		m.drafter, err = drafterFile(m.cmd, m.drafter, m.model)
-		return err
+		return m.findDrafters(m.cmd, m.model)
 	case m.model != "":
 		m.drafter = m.findDrafter(of)
+	}
+	return nil
+}
+
+// findDrafters replaces the names of drafters by files for the model in the file target.
+func (m *modelFlags) findDrafters(cmd *cobra.Command, target string) (err error) {
+	if m.drafter, err = drafterFile(cmd, m.drafter, target); err != nil {
+		return err
+	}
+	m.moreDrafters = slices.Clone(m.moreDrafters) // flags may be those of several models
+	for i, name := range m.moreDrafters {
+		if m.moreDrafters[i], err = drafterFile(cmd, name, target); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -26,7 +26,7 @@ func commands() []commandGroup {
 	return []commandGroup{
 		{"Every day:", []*cobra.Command{newRunCmd(), newChatCmd(), newServeCmd(), newDemoCmd()}},
 		{"Models on this machine:", []*cobra.Command{newPullCmd(), newListCmd(), newShowCmd(), newRmCmd(), newPsCmd()}},
-		{"Speed and health:", []*cobra.Command{newBenchCmd(), newDevicesCmd(), newFitCmd(), newCheckCmd()}},
+		{"Speed and health:", []*cobra.Command{newBenchCmd(), newAcceptCmd(), newDevicesCmd(), newFitCmd(), newCheckCmd()}},
 		{"Model files:", []*cobra.Command{newInspectCmd(), newConvertCmd(), newQuantizeCmd(), newSynthCmd()}},
 		{"To look inside:", []*cobra.Command{newTokenizeCmd(), newDetokenizeCmd(), newLogitsCmd(), newPflashCmd()}},
 		{"Others:", []*cobra.Command{newConfigCmd(), newVersionCmd(), newLicensesCmd(), newManCmd()}},

@@ -346,7 +346,8 @@ func (o *serveOptions) look(log *slog.Logger) error {
 		log.Warn("there is no folder to keep converted drafters and compiled kernels in; they are made anew at every start. "+
 			"XDG_CACHE_HOME names one", "error", err)
 	}
-	for i, name := range append([]string{o.drafter}, o.allModels()...) {
+	drafters := append([]string{o.drafter}, o.moreDrafters...)
+	for i, name := range append(drafters, o.allModels()...) {
 		if name == "" || name == "none" {
 			continue
 		}
@@ -362,7 +363,7 @@ func (o *serveOptions) look(log *slog.Logger) error {
 			return err
 		}
 		why := ""
-		if i > 0 {
+		if i >= len(drafters) {
 			why = model.WhyNot(f)
 		}
 		f.Close()

@@ -16,7 +16,7 @@ import (
 	"strobe/internal/engine"
 )
 
-// several is -m of a server: each is one more model.
+// several is a flag that may be repeated: -m of a server, whose models they are, and -d.
 type several struct {
 	first *string
 	more  *[]string
@@ -83,7 +83,7 @@ var loadingFlags = sync.OnceValue(func() *pflag.FlagSet {
 func (p *preset) resolve(cmd *cobra.Command, path string) (err error) {
 	p.model, p.modelFlags.cmd = path, cmd
 	if d := p.drafter; d != "" && d != "none" {
-		if p.drafter, err = drafterFile(cmd, d, path); err != nil {
+		if err = p.findDrafters(cmd, path); err != nil {
 			return err
 		}
 	}
@@ -178,7 +178,9 @@ func (o *serveOptions) applyPresets(models []engine.ModelInfo) (aliases map[stri
 		}
 		at := fmt.Sprintf("%s.%q", modelTables, m.Name)
 		if p.loads {
-			p.drafter, p.templateFile = cmp.Or(p.drafter, o.drafter), cmp.Or(p.templateFile, o.templateFile)
+			if p.templateFile = cmp.Or(p.templateFile, o.templateFile); p.drafter == "" {
+				p.drafter, p.moreDrafters = o.drafter, o.moreDrafters
+			}
 			if err := p.resolve(o.modelFlags.cmd, m.Path); err != nil {
 				return nil, fmt.Errorf("%s: %w", at, err)
 			}

@@ -2,6 +2,9 @@ package main
 
 import (
 	"bytes"
+	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -9,6 +12,68 @@ import (
 
 	"strobe/internal/testkit"
 )
+
+// TestSeveralDrafters: a server takes several drafters from the command line, from a file of settings and from the
+// table of a model, in this order, and says what each of them does.
+func TestSeveralDrafters(t *testing.T) {
+	model := testkit.Golden(t, "qwen35/model.gguf")
+	blocks, mtp := testkit.Golden(t, "dflash-qwen35/model.gguf"), testkit.Golden(t, "mtp-qwen35/block.gguf")
+	settings := filepath.Join(t.TempDir(), "c.toml")
+	both := "drafter = ['" + blocks + "', '" + mtp + "']\n"
+	for _, c := range []struct {
+		name, text string
+		args       []string
+		want       string
+	}{
+		{"flags", "", []string{"-m", model, "-d", mtp, "-d", blocks}, "dflash mtp"},
+		{"file", both, []string{"-m", model}, "dflash mtp"},
+		{"table", "[defaults.model]\n" + both, []string{"-m", model}, "dflash mtp"},
+		{"flags before the file", both, []string{"-m", model, "-d", mtp}, "mtp"},
+		{"a table of its own", "[defaults.q]\nmodel = '" + model + "'\n" + both, nil, "dflash mtp"},
+		{"the table before the file", "drafter = '" + blocks + "'\n[defaults.model]\ndrafter = '" + mtp + "'\n",
+			[]string{"-m", model}, "mtp"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if err := os.WriteFile(settings, []byte(c.text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			url, stop := serve(t, append(c.args, "--config", settings, "--device", "cpu")...)
+			defer stop()
+			ready(t, url)
+			_, list := ask(t, url+"/v1/models", "")
+			name := list["data"].([]any)[0].(map[string]any)["id"].(string)
+			body := `{"model":"` + name + `","prompt":"a b a b","max_tokens":24,"temperature":0,"ignore_eos":true}`
+			if status, v := ask(t, url+"/v1/completions", body); status != 200 {
+				t.Fatalf("%d %v", status, v)
+			}
+			_, props := ask(t, url+"/props?model="+name, "")
+			spec := props["speculative"].(map[string]any)
+			if got := strings.Trim(fmt.Sprint(spec["drafters"]), "[]"); got != c.want {
+				t.Errorf("drafters %s, want %s", got, c.want)
+			}
+			_, list = ask(t, url+"/v1/models", "")
+			files := list["data"].([]any)[0].(map[string]any)["drafter"].(string)
+			if want := len(strings.Fields(c.want)); strings.Count(files, ".gguf") != want {
+				t.Errorf("files %q of %d drafters", files, want)
+			}
+			resp, err := http.Get(url + "/metrics")
+			if err != nil {
+				t.Fatal(err)
+			}
+			metrics, err := io.ReadAll(resp.Body)
+			resp.Body.Close()
+			if err != nil {
+				t.Fatal(err)
+			}
+			ps := runPs(t, url)
+			for _, source := range strings.Fields(c.want) {
+				if !strings.Contains(ps, source+" ") || !bytes.Contains(metrics, []byte(`source="`+source+`"`)) {
+					t.Errorf("%s is missing in ps or in metrics: %s", source, ps)
+				}
+			}
+		})
+	}
+}
 
 // TestSeveralModels: several -m are offered by their names, and tables say how single ones are loaded, what else they
 // are called, and which other ones there are.

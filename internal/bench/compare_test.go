@@ -84,7 +84,7 @@ func TestSweep(t *testing.T) {
 		m := load(t, "qwen35", drafter)
 		opt := ModeOptions{}
 		if drafter {
-			opt.Drafter = "dflash"
+			opt.Drafters = []string{"dflash"}
 		}
 		modes, err := Modes(opt)
 		if err != nil {

@@ -16,9 +16,10 @@ import (
 
 // Case is a prompt ready to run.
 type Case struct {
-	ID     string
-	Tokens []int32
-	Max    int // most tokens to generate; 0: Config.Tokens
+	ID       string
+	Category string // see Accept
+	Tokens   []int32
+	Max      int // most tokens to generate; 0: Config.Tokens
 }
 
 // Config says what to measure.
@@ -169,9 +170,13 @@ func since(st speculate.Stats, before *speculate.Stats) speculate.Stats {
 func (b *bencher) report(results [][][]result) *Report {
 	rep := &Report{Schema: Schema, System: system(b.model), Model: describe(b.model), LeftOut: b.cfg.LeftOut}
 	for i, d := range b.model.Drafters() {
-		if info := describeDrafter(b.model, d); i == 0 {
+		info := describeDrafter(b.model, d)
+		if i == 0 {
 			rep.Drafter = info
-		} else {
+			continue
+		}
+		rep.Others = append(rep.Others, info)
+		if d.Name() == "mtp" {
 			rep.MTP = info
 		}
 	}
@@ -240,6 +245,7 @@ func summarise(name string, cases [][]result, repeats int) ModeReport {
 	}
 	m.Time = Split{perToken(all.Draft), perToken(all.Verify), perToken(all.Commit), perToken(all.Sample),
 		perToken(all.Rest)}
+	m.BySource = bySource(&all)
 	return m
 }
 

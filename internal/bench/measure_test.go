@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"math"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -42,7 +43,7 @@ func TestMeasure(t *testing.T) {
 	for _, name := range []string{"qwen35", "qwen35moe", "gemma4"} {
 		t.Run(name, func(t *testing.T) {
 			m := load(t, name, true)
-			modes, err := Modes(ModeOptions{Names: []string{"chain", "tree", "ngram", "auto"}, Drafter: "dflash",
+			modes, err := Modes(ModeOptions{Names: []string{"chain", "tree", "ngram", "auto"}, Drafters: []string{"dflash"},
 				Tree: 12})
 			if err != nil {
 				t.Fatal(err)
@@ -96,7 +97,7 @@ func sum(v []int) (n int) {
 // TestMeasureSampled: the same seed gives the same tokens in every mode.
 func TestMeasureSampled(t *testing.T) {
 	m := load(t, "qwen3", true)
-	modes, _ := Modes(ModeOptions{Drafter: "dflash"})
+	modes, _ := Modes(ModeOptions{Drafters: []string{"dflash"}})
 	r, err := Measure(t.Context(), m, Config{Modes: modes, Cases: cases()[:1], Tokens: 20, Repeats: 1,
 		Params: sample.Params{Temp: 1, Seed: 7}})
 	if err != nil {
@@ -111,7 +112,7 @@ func TestMeasureSampled(t *testing.T) {
 // its paths are long enough.
 func TestSynthetic(t *testing.T) {
 	m := load(t, "qwen3", true)
-	modes, err := Modes(ModeOptions{Drafter: "dflash", Synthetic: 4})
+	modes, err := Modes(ModeOptions{Drafters: []string{"dflash"}, Synthetic: 4})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +146,7 @@ func TestMeasureMTP(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer m.Close()
-		modes, err := Modes(ModeOptions{Drafter: m.Drafters()[0].Name(), MTP: true})
+		modes, err := Modes(ModeOptions{Drafters: names(m)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -168,10 +169,43 @@ func TestMeasureMTP(t *testing.T) {
 		if drafter != "" {
 			name = "dflash"
 		}
+		for _, x := range r.Modes[1:] {
+			checkSources(t, &x)
+		}
 		if c := r.Modes[1]; c.Sources[name] == 0 || r.Modes[3].Name != "mtp" || r.Modes[3].Sources["dflash"] > 0 {
 			t.Errorf("chain drafted by %v, mtp by %v", c.Sources, r.Modes[3].Sources)
 		}
 	}
+}
+
+// checkSources: the stages of a mode's sources add up to what the mode did.
+func checkSources(t *testing.T, m *ModeReport) {
+	t.Helper()
+	var guessed, accepted int
+	draft, verify := 0.0, 0.0 // milliseconds of all
+	for _, s := range m.BySource {
+		guessed, accepted = guessed+s.Guessed, accepted+s.Accepted
+		draft += s.Draft * float64(s.Drafts)
+		verify += s.Verify * float64(s.Rounds)
+		if s.Rounds != m.Sources[s.Name] || s.Rounds > 0 && (s.Verify <= 0 || s.Accept <= 0 || s.Host <= 0) ||
+			s.Drafts > 0 && s.Draft <= 0 || s.Right > s.Drafts {
+			t.Errorf("%s: %+v", m.Name, s)
+		}
+	}
+	all := float64(m.Tokens)
+	if guessed != m.Guessed || accepted != m.Accepted || math.Abs(draft-m.Time.Draft*all) > 1e-6*draft ||
+		verify > m.Time.Verify*all*(1+1e-6) {
+		t.Errorf("%s: sources guessed %d, %d right, drafts took %.3f ms, passes %.3f; all %+v", m.Name, guessed, accepted,
+			draft, verify, m)
+	}
+}
+
+// names lists a model's drafters.
+func names(m *engine.Model) (out []string) {
+	for _, d := range m.Drafters() {
+		out = append(out, d.Name())
+	}
+	return out
 }
 
 func TestModes(t *testing.T) {
@@ -190,15 +224,20 @@ func TestModes(t *testing.T) {
 		opt  ModeOptions
 		want string
 	}{
-		{ModeOptions{Drafter: "dflash"}, "plain chain tree auto"},
-		{ModeOptions{Drafter: "dflash", MTP: true}, "plain chain tree mtp auto"},
-		{ModeOptions{Names: []string{"mtp"}, Drafter: "dflash"},
+		{ModeOptions{Drafters: []string{"dflash"}}, "plain chain tree auto"},
+		{ModeOptions{Drafters: []string{"dflash", "mtp"}}, "plain chain tree mtp auto"},
+		{ModeOptions{Names: []string{"mtp"}, Drafters: []string{"dflash"}},
 			`mode "mtp" needs a layer for multi-token prediction: give it with -d FILE`},
+		{ModeOptions{Drafters: []string{"mtp"}}, "plain chain tree mtp auto"},
+		{ModeOptions{Drafters: []string{"eagle3"}}, "plain chain tree auto"},
+		{ModeOptions{Drafters: []string{"dflash", "eagle3", "mtp"}}, "plain chain tree mtp eagle3 auto"},
+		{ModeOptions{Names: []string{"eagle3"}, Drafters: []string{"dflash"}},
+			`mode "eagle3" needs an EAGLE-3 drafter: give it with -d FILE`},
 		{ModeOptions{}, "plain ngram"},
-		{ModeOptions{Drafter: "dflash", Synthetic: 3}, "plain chain tree"},
-		{ModeOptions{Names: []string{"auto", "chain"}, Drafter: "dflash"}, "plain chain auto"},
+		{ModeOptions{Drafters: []string{"dflash"}, Synthetic: 3}, "plain chain tree"},
+		{ModeOptions{Names: []string{"auto", "chain"}, Drafters: []string{"dflash"}}, "plain chain auto"},
 		{ModeOptions{Names: []string{"chain"}}, `mode "chain" needs a drafter: give it with -d FILE`},
-		{ModeOptions{Names: []string{"fast"}}, `mode "fast": want some of plain, chain, tree, mtp, ngram, auto`},
+		{ModeOptions{Names: []string{"fast"}}, `mode "fast": want some of plain, chain, tree, mtp, eagle3, ngram, auto`},
 	} {
 		if got := names(tc.opt); got != tc.want {
 			t.Errorf("%+v: %s, want %s", tc.opt, got, tc.want)

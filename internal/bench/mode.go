@@ -15,7 +15,7 @@ type Mode struct {
 }
 
 // ModeNames lists the modes in the order in which reports show them.
-var ModeNames = []string{"plain", "chain", "tree", "mtp", "ngram", "auto"}
+var ModeNames = []string{"plain", "chain", "tree", "mtp", "eagle3", "ngram", "auto"}
 
 // DefaultTree is the number of nodes of the tree mode: about what a pass verifies at
 // little more than the cost of a chain.
@@ -24,8 +24,7 @@ const DefaultTree = 24
 // ModeOptions steer Modes.
 type ModeOptions struct {
 	Names     []string // nil: all that make sense
-	Drafter   string   // the source that the modes chain and tree measure; "" for none
-	MTP       bool     // there is a drafter for multi-token prediction
+	Drafters  []string // sources with a model of their own; the modes chain and tree measure the first
 	Max       int      // longest chain; 0: what the drafter can do
 	Tree      int      // nodes of a tree; 0: DefaultTree
 	Synthetic float64  // pretend this many tokens per pass; 0: verify
@@ -34,9 +33,11 @@ type ModeOptions struct {
 // Lacks says what a mode needs that is not there, "" if nothing.
 func (o *ModeOptions) Lacks(mode string) string {
 	switch {
-	case mode == "mtp" && !o.MTP:
+	case mode == "mtp" && !slices.Contains(o.Drafters, mode):
 		return "a layer for multi-token prediction"
-	case (mode == "chain" || mode == "tree") && o.Drafter == "":
+	case mode == "eagle3" && !slices.Contains(o.Drafters, mode):
+		return "an EAGLE-3 drafter"
+	case (mode == "chain" || mode == "tree") && len(o.Drafters) == 0:
 		return "a drafter"
 	}
 	return ""
@@ -49,10 +50,13 @@ func Modes(opt ModeOptions) ([]Mode, error) {
 		switch {
 		case opt.Synthetic > 0: // the controller would see through the pretence
 			names = []string{"plain", "chain", "tree"}
-		case opt.MTP:
-			names = []string{"plain", "chain", "tree", "mtp", "auto"}
-		case opt.Drafter != "":
+		case len(opt.Drafters) > 0:
 			names = []string{"plain", "chain", "tree", "auto"}
+			for i, d := range opt.Drafters {
+				if i > 0 || d == "mtp" {
+					names = append(names, d)
+				}
+			}
 		default:
 			names = []string{"plain", "ngram"}
 		}
@@ -65,6 +69,10 @@ func Modes(opt ModeOptions) ([]Mode, error) {
 	if tree <= 0 {
 		tree = DefaultTree
 	}
+	first := ""
+	if len(opt.Drafters) > 0 {
+		first = opt.Drafters[0]
+	}
 	var modes []Mode
 	for _, known := range ModeNames {
 		if !slices.Contains(names, known) {
@@ -75,10 +83,10 @@ func Modes(opt ModeOptions) ([]Mode, error) {
 		case "plain":
 			o = speculate.Options{Draft: speculate.Off}
 		case "chain":
-			o.Draft, o.Fixed, o.Tree = opt.Drafter, true, speculate.TreeOff
+			o.Draft, o.Fixed, o.Tree = first, true, speculate.TreeOff
 		case "tree":
-			o.Draft, o.Fixed, o.Tree = opt.Drafter, true, tree
-		case "ngram", "mtp":
+			o.Draft, o.Fixed, o.Tree = first, true, tree
+		case "ngram", "mtp", "eagle3":
 			o.Draft = known
 		}
 		if what := opt.Lacks(known); what != "" {

@@ -3,6 +3,7 @@ package bench
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -19,6 +20,7 @@ import (
 // Prompt is one task of a prompt file. One of Tokens, Messages and Text is set.
 type Prompt struct {
 	ID       string
+	Category string // what kind of task it is, "" if the file does not say
 	Text     string // to be continued (Raw) or answered as a user's message
 	Raw      bool
 	Messages []chat.Message
@@ -31,7 +33,7 @@ var files = map[string][]string{
 	"humaneval": {"bench_he.jsonl", "humaneval.jsonl", "HumanEval.jsonl"},
 	"gsm8k":     {"bench_gsm.jsonl", "gsm8k.jsonl", "test.jsonl"},
 	"mt-bench":  {"mt_bench.jsonl", "question.jsonl"},
-	"math":      {"bench_math.jsonl", "math500.jsonl"},
+	"math":      {"bench_math.jsonl", "math500.jsonl", "math-500.jsonl"},
 	"agent":     {"bench_agent.jsonl"},
 }
 
@@ -87,9 +89,10 @@ func ReadPromptFile(path string) ([]Prompt, error) {
 //	prompt     text (HumanEval, and files of one's own); "raw": true continues it instead of answering
 //	turns      questions of a conversation (MT-Bench); the first is asked
 //	question   text (GSM8K)
+//	problem    text (MATH-500)
 //
-// and may have an id (also task_id, question_id) and max_tokens. Other fields are ignored. name stands in
-// front of error messages.
+// and may have an id (also task_id, question_id, unique_id), a category (also subject) and max_tokens. Other fields are
+// ignored. name stands in front of error messages.
 func ReadPrompts(r io.Reader, name string) ([]Prompt, error) {
 	var ps []Prompt
 	sc := bufio.NewScanner(r)
@@ -122,19 +125,24 @@ func parsePrompt(line []byte) (Prompt, error) {
 		ID         any            `json:"id"`
 		TaskID     any            `json:"task_id"`
 		QuestionID any            `json:"question_id"`
+		UniqueID   any            `json:"unique_id"`
+		Category   string         `json:"category"`
+		Subject    string         `json:"subject"`
 		Tokens     []int32        `json:"tokens"`
 		Messages   []chat.Message `json:"messages"`
 		Prompt     string         `json:"prompt"`
 		Raw        bool           `json:"raw"`
 		Turns      []string       `json:"turns"`
 		Question   string         `json:"question"`
+		Problem    string         `json:"problem"`
 		Max        int            `json:"max_tokens"`
 	}
 	if err := json.Unmarshal(line, &o); err != nil {
 		return Prompt{}, err
 	}
-	p := Prompt{Tokens: o.Tokens, Messages: o.Messages, Raw: o.Raw, Max: max(0, o.Max)}
-	for _, id := range []any{o.ID, o.TaskID, o.QuestionID} {
+	p := Prompt{Tokens: o.Tokens, Messages: o.Messages, Raw: o.Raw, Max: max(0, o.Max),
+		Category: cmp.Or(o.Category, o.Subject)}
+	for _, id := range []any{o.ID, o.TaskID, o.QuestionID, o.UniqueID} {
 		if id != nil && p.ID == "" {
 			p.ID = fmt.Sprint(id)
 		}
@@ -143,11 +151,9 @@ func parsePrompt(line []byte) (Prompt, error) {
 	if p.Text == "" && len(o.Turns) > 0 {
 		p.Text = o.Turns[0]
 	}
-	if p.Text == "" {
-		p.Text = o.Question
-	}
+	p.Text = cmp.Or(p.Text, o.Question, o.Problem)
 	if p.Text == "" && len(p.Messages) == 0 && len(p.Tokens) == 0 {
-		return p, fmt.Errorf("no prompt: want one of tokens, messages, prompt, turns, question")
+		return p, fmt.Errorf("no prompt: want one of tokens, messages, prompt, turns, question, problem")
 	}
 	return p, nil
 }

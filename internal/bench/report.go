@@ -3,10 +3,14 @@ package bench
 import (
 	"encoding/json"
 	"io"
+	"maps"
 	"runtime"
+	"slices"
 	"strings"
+	"time"
 
 	"strobe/internal/engine"
+	"strobe/internal/speculate"
 )
 
 // Schema names the form of a Report. Fields are only ever added to it.
@@ -18,7 +22,8 @@ type Report struct {
 	System    System         `json:"system"`
 	Model     ModelInfo      `json:"model"`
 	Drafter   *DrafterInfo   `json:"drafter"`
-	MTP       *DrafterInfo   `json:"mtp,omitempty"` // beside another one
+	MTP       *DrafterInfo   `json:"mtp,omitempty"`            // beside another one
+	Others    []*DrafterInfo `json:"other_drafters,omitempty"` // all beside the first, MTP among them
 	Settings  Settings       `json:"settings"`
 	Modes     []ModeReport   `json:"modes"`
 	LeftOut   []string       `json:"left_out,omitempty"` // modes that this pair of a sweep cannot run, and why
@@ -92,6 +97,36 @@ type ModeReport struct {
 	ByPosition            []float64      `json:"acceptance_by_position"` // given that all guesses before were right
 	Sources               map[string]int `json:"rounds_by_source"`
 	Time                  Split          `json:"milliseconds_per_token"`
+	BySource              []SourceReport `json:"by_source,omitempty"` // sorted by name
+}
+
+// SourceReport is what one source did in a mode and where the time of its rounds went.
+type SourceReport struct {
+	Name     string `json:"name"`
+	Drafts   int    `json:"drafts"`   // times it was asked for guesses
+	Right    int    `json:"right"`    // of them, those whose first guess was right, verified or not
+	Rounds   int    `json:"rounds"`   // passes that verified its guesses
+	Tails    int    `json:"tails"`    // passes in which its guesses continued those of another source
+	Guessed  int    `json:"guessed"`  // its guesses that were verified
+	Accepted int    `json:"accepted"` // of them, those that were right
+	// Milliseconds: of a draft; of the target's pass, of sampling and commit, and of the rest in a round that verified its
+	// guesses.
+	Draft  float64 `json:"draft_milliseconds"`
+	Verify float64 `json:"verify_milliseconds"`
+	Accept float64 `json:"accept_milliseconds"`
+	Host   float64 `json:"host_milliseconds"`
+}
+
+// bySource reports each source that was asked.
+func bySource(st *speculate.Stats) (out []SourceReport) {
+	each := func(d time.Duration, n int) float64 { return d.Seconds() * 1e3 / float64(max(1, n)) }
+	for _, name := range slices.Sorted(maps.Keys(st.BySource)) {
+		x := st.BySource[name]
+		out = append(out, SourceReport{Name: name, Drafts: x.Drafts, Right: x.Right, Rounds: x.Rounds, Tails: x.Tails,
+			Guessed: x.Guessed, Accepted: x.Accepted, Draft: each(x.Draft, x.Drafts), Verify: each(x.Verify, x.Rounds),
+			Accept: each(x.Accept, x.Rounds), Host: each(x.Host, x.Rounds)})
+	}
+	return out
 }
 
 // Split is where the time went, in milliseconds per generated token.
@@ -160,13 +195,10 @@ func describe(m *engine.Model) ModelInfo {
 }
 
 func describeDrafter(m *engine.Model, d engine.Drafter) *DrafterInfo {
-	info := &DrafterInfo{Path: m.DrafterPath, Name: d.Name(), Block: d.Max() + 1, WeightBytes: d.WeightBytes(),
+	info := &DrafterInfo{Path: m.DrafterFile(d), Name: d.Name(), Block: d.Max() + 1, WeightBytes: d.WeightBytes(),
 		TokenBytes: d.Memory().TokenBytes(), SeqBytes: d.Memory().SeqBytes(), KV: strings.Join(d.Memory().Types(), ", ")}
-	switch {
-	case d == engine.Drafter(m.Drafter):
+	if d == engine.Drafter(m.Drafter) {
 		info.Block = m.Drafter.Block()
-	case d == engine.Drafter(m.MTP) && (m.Drafter != nil || m.Eagle != nil || m.DrafterPath == ""):
-		info.Path = m.Path // its block is part of the model
 	}
 	return info
 }

@@ -94,10 +94,17 @@ func (r *Report) title() string {
 	if path := r.Model.Path; path != "" {
 		s = filepath.Base(path)
 	}
-	if d := r.Drafter; d != nil && d.Path != "" {
-		s += " with " + filepath.Base(d.Path)
-	} else if d != nil {
-		s += " with " + d.Name
+	join := " with "
+	for _, d := range append([]*DrafterInfo{r.Drafter}, r.Others...) {
+		switch {
+		case d == nil:
+			continue
+		case d.Path == "" || d.Path == r.Model.Path:
+			s += join + d.Name
+		default:
+			s += join + filepath.Base(d.Path)
+		}
+		join = " and "
 	}
 	return s
 }

@@ -3,6 +3,8 @@ package bench
 import (
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -69,7 +71,7 @@ func (r *Report) name() string {
 
 func (r *Report) head(p *printer) {
 	p.line("%s (%s) on %s", r.name(), r.Model.Arch, r.System.Device)
-	for _, d := range []*DrafterInfo{r.Drafter, r.MTP} {
+	for _, d := range append([]*DrafterInfo{r.Drafter}, r.Others...) {
 		if d != nil {
 			p.line("drafter %s (%s), block %d", d.Path, d.Name, d.Block)
 		}
@@ -115,6 +117,31 @@ func (r *Report) split(p *printer) {
 		rows = append(rows, row)
 	}
 	p.table(rows)
+	r.stages(p)
+}
+
+// stages shows what each source did and what its rounds took.
+func (r *Report) stages(p *printer) {
+	rows := [][]string{{"mode and source", "drafts", "first right", "rounds", "guesses", "right", "draft", "verify",
+		"accept", "host"}}
+	for _, m := range r.Modes {
+		for _, s := range m.BySource {
+			row := []string{m.Name + " " + s.Name}
+			for _, n := range []int{s.Drafts, s.Right, s.Rounds, s.Guessed, s.Accepted} {
+				row = append(row, fmt.Sprint(n))
+			}
+			for _, v := range []float64{s.Draft, s.Verify, s.Accept, s.Host} {
+				row = append(row, fmt.Sprintf("%.3f", v))
+			}
+			rows = append(rows, row)
+		}
+	}
+	if len(rows) == 1 {
+		return
+	}
+	p.line("")
+	p.line("Sources of guesses: counts, and milliseconds of a draft and of the stages of a round that verified its guesses")
+	p.table(rows)
 }
 
 func (r *Report) acceptance(p *printer) {
@@ -136,13 +163,12 @@ func (r *Report) acceptance(p *printer) {
 		})
 		if len(m.Sources) > 1 {
 			var s []string
-			for _, name := range []string{"dflash", "ngram"} {
-				if n := m.Sources[name]; n > 0 {
-					s = append(s, fmt.Sprintf("%s %d", name, n))
-				}
+			without := m.Passes
+			for _, name := range slices.Sorted(maps.Keys(m.Sources)) {
+				s = append(s, fmt.Sprintf("%s %d", name, m.Sources[name]))
+				without -= m.Sources[name]
 			}
-			p.line("    rounds by source: %s; %d rounds without guesses", strings.Join(s, ", "),
-				m.Passes-m.Sources["dflash"]-m.Sources["ngram"])
+			p.line("    rounds by source: %s; %d rounds without guesses", strings.Join(s, ", "), without)
 		}
 	}
 }
@@ -275,8 +301,12 @@ func (r *Report) memory(p *printer) {
 	s += fmt.Sprintf(", longest cache %s (%s, %s per token)", engine.Bytes(m.Cache), r.Model.KV,
 		engine.Bytes(r.Model.TokenBytes))
 	if d := r.Drafter; d != nil {
+		perToken, perSequence := d.TokenBytes, d.SeqBytes
+		for _, other := range r.Others {
+			perToken, perSequence = perToken+other.TokenBytes, perSequence+other.SeqBytes
+		}
 		s += fmt.Sprintf(" + drafter %s (%s, %s per token, %s per sequence)", engine.Bytes(m.DrafterCache), d.KV,
-			engine.Bytes(d.TokenBytes), engine.Bytes(d.SeqBytes))
+			engine.Bytes(perToken), engine.Bytes(perSequence))
 	}
 	if m.Resident > 0 {
 		s += fmt.Sprintf("; process %s, at its peak %s", engine.Bytes(m.Resident), engine.Bytes(m.PeakResident))

@@ -97,10 +97,7 @@ func FitTable(path string, opt Options, sizes, contexts []int) (fits []Fit, f Fo
 	if err != nil {
 		return nil, f, err
 	}
-	defer src.Target.Close()
-	if src.Drafter != nil {
-		defer src.Drafter.Close()
-	}
+	defer src.close()
 	err = platform.Reading(path, func() error {
 		for _, size := range sizes {
 			b, err := device.Counting(size, false)

@@ -90,6 +90,9 @@ type Options struct {
 	// Drafter is the file of the drafter. "" looks beside the target and takes what the target's own file has
 	// otherwise; "none" uses none.
 	Drafter string
+	// MoreDrafters are files of drafters beside that one, each of another kind. Every round uses the one that promises
+	// most.
+	MoreDrafters []string
 	// MTP uses the block for multi-token prediction in the target's file beside another drafter, too.
 	MTP    bool
 	Causal dflash.Causal
@@ -131,12 +134,14 @@ type Model struct {
 	Vision    *Vision         // reads images; nil if the model does not
 
 	Path, DrafterPath string
-	Phases            []LoadPhase    // of loading, in their order
-	names             []string       // of the devices, as they were opened
-	window            int            // of generated tokens; 0 for none
-	noPark            bool           // drafters stay on their device
-	announced         []DeviceMemory // of the target's GPUs
-	lossy             string         // settings that change what is remembered of a prompt
+	MoreDrafterPaths  []string          // of drafters beside the one of DrafterPath
+	Phases            []LoadPhase       // of loading, in their order
+	names             []string          // of the devices, as they were opened
+	window            int               // of generated tokens; 0 for none
+	noPark            bool              // drafters stay on their device
+	announced         []DeviceMemory    // of the target's GPUs
+	lossy             string            // settings that change what is remembered of a prompt
+	drafterFiles      map[string]string // paths, by the names of the sources
 	backends          []backend.Backend
 	files             []*gguf.File
 }
@@ -179,9 +184,26 @@ const (
 	calibrateTime  = 200 * time.Millisecond
 )
 
-// Source is an opened model file and, when known, its drafter.
+// Source is an opened model file and, when known, its drafter, and more of them.
 type Source struct {
 	Target, Drafter *gguf.File
+	More            []*gguf.File // drafters of other kinds
+}
+
+// drafters lists the files of all drafters.
+func (s Source) drafters() []*gguf.File {
+	if s.Drafter == nil {
+		return s.More
+	}
+	return append([]*gguf.File{s.Drafter}, s.More...)
+}
+
+// close closes all files.
+func (s Source) close() {
+	s.Target.Close()
+	for _, f := range s.drafters() {
+		f.Close()
+	}
 }
 
 // ErrFileChanged reports a model whose file another program changed while it was read. It has to be loaded anew.
@@ -215,20 +237,35 @@ func open(path string, opt Options) (src Source, err error) {
 	if drafter == "" {
 		drafter = FindDrafter(path, src.Target)
 	}
-	if drafter != "" && drafter != "none" {
+	if drafter == "none" {
+		return src, nil
+	}
+	if drafter != "" {
 		if src.Drafter, err = gguf.Open(drafter); err != nil {
 			src.Target.Close()
+			return src, err
 		}
 	}
+	err = src.AddDrafters(opt.MoreDrafters...)
 	return src, err
+}
+
+// AddDrafters opens files of further drafters. If one cannot be opened, it closes all files of the source.
+func (s *Source) AddDrafters(paths ...string) error {
+	for _, path := range paths {
+		f, err := gguf.Open(path)
+		if err != nil {
+			s.close()
+			return err
+		}
+		s.More = append(s.More, f)
+	}
+	return nil
 }
 
 // LoadFiles loads a model from opened files, which it owns from then on.
 func LoadFiles(src Source, opt Options) (*Model, error) {
-	m := &Model{Path: src.Target.Path(), files: []*gguf.File{src.Target}}
-	if src.Drafter != nil {
-		m.files = append(m.files, src.Drafter)
-	}
+	m := &Model{Path: src.Target.Path(), files: append([]*gguf.File{src.Target}, src.drafters()...)}
 	complete := false
 	defer func() {
 		if !complete { // also after a panic, which a pool recovers
@@ -370,11 +407,11 @@ func (m *Model) loadScorer(f *gguf.File, opt Options) (err error) {
 	return err
 }
 
-// loadDrafters opens the drafter's file, and the target's own block where it is wanted.
+// loadDrafters opens the drafters' files, and the target's own block where it is wanted.
 func (m *Model) loadDrafters(src Source, opt Options) (err error) {
-	f := src.Drafter
-	own := mtp.InModel(src.Target) && (opt.MTP || f == nil && opt.Drafter != "none")
-	if f == nil && !own {
+	files := src.drafters()
+	own := mtp.InModel(src.Target) && (opt.MTP || len(files) == 0 && opt.Drafter != "none")
+	if len(files) == 0 && !own {
 		return nil
 	}
 	b, err := m.drafterDevice(src, opt)
@@ -394,32 +431,62 @@ func (m *Model) loadDrafters(src Source, opt Options) (err error) {
 	if err != nil {
 		return err
 	}
-	if f != nil {
-		m.DrafterPath = f.Path()
-		switch {
-		case mtp.Supported(f):
+	m.drafterFiles = map[string]string{}
+	if own && !slices.ContainsFunc(files, mtp.Supported) {
+		files = append(slices.Clone(files), src.Target)
+	}
+	for i, f := range files {
+		kind := sourceOf(f)
+		if f == src.Target {
+			kind = "mtp"
+		}
+		if other, taken := m.drafterFiles[kind]; taken {
+			return fmt.Errorf("%s: %s is a drafter of the same kind (%s); give one of each kind", f.Path(), other, kind)
+		}
+		m.drafterFiles[kind] = f.Path()
+		switch kind {
+		case "mtp":
 			m.MTP, err = mtp.Open(f, m.Target, mtp.Options{KV: kv, Device: b})
-		case eagle3.Supported(f):
+		case "eagle3":
 			m.Eagle, err = eagle3.Open(f, m.Target, eagle3.Options{KV: kv, Device: b})
 		default:
 			m.Drafter, err = dflash.Open(f, m.Target, dflash.Options{Causal: opt.Causal, KV: kv, Window: opt.DraftWindow,
 				Device: b, Beside: beside, Layers: opt.DraftGPULayers})
 		}
 		if err == nil {
-			err = sameVocabulary(src)
+			err = sameVocabulary(src.Target, f)
 		}
 		if err != nil {
 			return err
+		}
+		if f == src.Target {
+			continue
+		}
+		if i == 0 {
+			m.DrafterPath = f.Path()
+		} else {
+			m.MoreDrafterPaths = append(m.MoreDrafterPaths, f.Path())
 		}
 		if why := MadeForAnother(f, src.Target); why != "" && opt.Say != nil {
 			opt.Say(fmt.Sprintf("warning: %s: %s; it may guess badly", filepath.Base(f.Path()), why))
 		}
 	}
-	if m.MTP == nil && own {
-		m.MTP, err = mtp.Open(src.Target, m.Target, mtp.Options{KV: kv, Device: b})
-	}
-	return err
+	return nil
 }
+
+// sourceOf is the name of the source that the drafter in a file becomes.
+func sourceOf(f *gguf.File) string {
+	switch {
+	case mtp.Supported(f):
+		return "mtp"
+	case eagle3.Supported(f):
+		return "eagle3"
+	}
+	return "dflash"
+}
+
+// DrafterFile is the file that a drafter was loaded from: its own, or the model's.
+func (m *Model) DrafterFile(d Drafter) string { return m.drafterFiles[d.Name()] }
 
 // Drafter is a source with a network of its own.
 type Drafter interface {
@@ -457,7 +524,7 @@ func Check(target *gguf.File) error {
 
 // CheckDrafter says why a drafter would not load beside a target.
 func CheckDrafter(drafter, target *gguf.File) error {
-	if err := sameVocabulary(Source{target, drafter}); err != nil {
+	if err := sameVocabulary(target, drafter); err != nil {
 		return err
 	}
 	return checkPair(target, drafter)
@@ -481,19 +548,19 @@ func checkPair(target, drafter *gguf.File) error {
 
 // sameVocabulary checks that a drafter which brings a vocabulary speaks the target's. Drafters of one
 // width fit many targets by their shapes alone.
-func sameVocabulary(src Source) error {
+func sameVocabulary(target, drafter *gguf.File) error {
 	const key = "tokenizer.ggml.tokens"
-	d, ok, err := src.Drafter.Strings(key)
+	d, ok, err := drafter.Strings(key)
 	if err != nil || !ok {
 		return err
 	}
-	t, ok, err := src.Target.Strings(key)
+	t, ok, err := target.Strings(key)
 	if err != nil || !ok {
 		return err
 	}
 	if !slices.Equal(d, t) {
-		return fmt.Errorf("%s: its vocabulary is not that of %s: the drafter was made for another target", src.Drafter.Path(),
-			src.Target.Path())
+		return fmt.Errorf("%s: its vocabulary is not that of %s: the drafter was made for another target", drafter.Path(),
+			target.Path())
 	}
 	return nil
 }
@@ -598,7 +665,7 @@ func Fits(path string, target *gguf.File) string {
 		return ""
 	}
 	defer f.Close()
-	if sameVocabulary(Source{target, f}) != nil {
+	if sameVocabulary(target, f) != nil {
 		return ""
 	}
 	hidden, _, _ := target.Uint(target.Arch() + ".embedding_length")

@@ -170,7 +170,7 @@ func beside(b backend.Backend, src Source, opt Options, free int) int {
 	return f.Passes + f.Driver
 }
 
-// needs asks a device what the weights of a target would take, and those of its drafter if it is to lie there, too.
+// needs asks a device what the weights of a target would take, and those of its drafters if they are to lie there, too.
 func needs(b backend.Backend, src Source, drafter bool) need {
 	var n need
 	for _, t := range src.Target.Tensors() {
@@ -203,8 +203,10 @@ func needs(b backend.Backend, src Source, drafter bool) need {
 		}
 		n.dense, n.experts = n.dense[:own], n.experts[:own]
 	}
-	if src.Drafter != nil && drafter {
-		n.rest += fileBytes(b, src.Drafter)
+	if drafter {
+		for _, f := range src.drafters() {
+			n.rest += fileBytes(b, f)
+		}
 	}
 	return n
 }
@@ -237,7 +239,7 @@ func fileBytes(b backend.Backend, f *gguf.File) (sum int) {
 	return sum
 }
 
-// drafterDevice opens the device that the options want the drafter on, nil for the target's, and sees that there is
+// drafterDevice opens the device that the options want the drafters on, nil for the target's, and sees that there is
 // room.
 func (m *Model) drafterDevice(src Source, opt Options) (backend.Backend, error) {
 	names := device.Names(opt.DraftDevice)
@@ -248,10 +250,14 @@ func (m *Model) drafterDevice(src Source, opt Options) (backend.Backend, error) 
 		return nil, nil
 	}
 	b, err := m.device(names[0], opt)
-	if g, ok := b.(gpu); ok && src.Drafter != nil {
+	if g, ok := b.(gpu); ok {
 		free, _ := g.Memory()
-		if size := fileBytes(b, src.Drafter); size > free {
-			err = fmt.Errorf("%s: needs %s on %s, which has %s free", src.Drafter.Path(), Bytes(size), b.Name(), Bytes(free))
+		for _, f := range src.drafters() {
+			size := fileBytes(b, f)
+			if size > free {
+				return b, fmt.Errorf("%s: needs %s on %s, which has %s free", f.Path(), Bytes(size), b.Name(), Bytes(free))
+			}
+			free -= size
 		}
 	}
 	return b, err

@@ -54,19 +54,20 @@ const (
 
 // ModelInfo describes a model of a Pool.
 type ModelInfo struct {
-	Name     string // what requests say
-	Path     string
-	Drafter  string // path of the drafter, "" for none
-	Vision   string // path of the image encoder, "" for none
-	Arch     string
-	Size     int64 // bytes of the files
-	Context  int   // most tokens of a sequence
-	State    ModelState
-	Err      error     // of the last failed load, or why the file cannot be read
-	LastUsed time.Time // zero if never
-	Expires  time.Time // when it is unloaded unless it is used; zero for never
-	Users    int       // leases held now
-	Modified time.Time // of the file
+	Name         string // what requests say
+	Path         string
+	Drafter      string   // path of the drafter, "" for none
+	MoreDrafters []string // paths of drafters beside that one
+	Vision       string   // path of the image encoder, "" for none
+	Arch         string
+	Size         int64 // bytes of the files
+	Context      int   // most tokens of a sequence
+	State        ModelState
+	Err          error     // of the last failed load, or why the file cannot be read
+	LastUsed     time.Time // zero if never
+	Expires      time.Time // when it is unloaded unless it is used; zero for never
+	Users        int       // leases held now
+	Modified     time.Time // of the file
 }
 
 // Any is the reserved name that stands for the most recently used resident model or, when none is, the model that was
@@ -430,7 +431,8 @@ func (p *Pool) load(m *resident) {
 			p.cfg.Log.Error("model not loaded", "model", m.Name, "error", err)
 		} else {
 			m.engine, m.State = e, StateLoaded
-			m.Drafter, m.Context = e.Model().DrafterPath, e.Config().Context
+			m.Drafter, m.MoreDrafters = e.Model().DrafterPath, e.Model().MoreDrafterPaths
+			m.Context = e.Config().Context
 			m.LastUsed = time.Now()
 			p.cfg.Log.Info("model loaded", "model", m.Name, "seconds", time.Since(start).Seconds(), "what", e.Model().Summary())
 		}

@@ -225,11 +225,10 @@ func (s *scan) describe(f *gguf.File, cfg PoolConfig) error {
 	if d == "" {
 		d = FindDrafter(s.info.Path, f)
 	}
+	var beside []string
 	if d != "none" && d != "" {
-		s.info.Drafter = d
-		if st, err := os.Stat(d); err == nil {
-			s.info.Size += st.Size()
-		}
+		s.info.Drafter, s.info.MoreDrafters = d, cfg.Load.MoreDrafters
+		beside = append([]string{d}, cfg.Load.MoreDrafters...)
 	}
 	v := cfg.Load.Vision
 	if v == "" {
@@ -237,7 +236,10 @@ func (s *scan) describe(f *gguf.File, cfg PoolConfig) error {
 	}
 	if v != "none" && v != "" {
 		s.info.Vision = v
-		if st, err := os.Stat(v); err == nil {
+		beside = append(beside, v)
+	}
+	for _, path := range beside {
+		if st, err := os.Stat(path); err == nil {
 			s.info.Size += st.Size()
 		}
 	}

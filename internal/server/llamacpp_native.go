@@ -121,14 +121,17 @@ func speculative(m *engine.Model, source string) map[string]any {
 	drafters := m.Drafters()
 	out := map[string]any{"draft": source, "drafter": len(drafters) > 0}
 	var names []string
+	size, perToken, perSequence := 0, 0, 0 // of all drafters together
 	for _, d := range drafters {
 		names = append(names, d.Name())
+		size += d.WeightBytes()
+		perToken += d.Memory().TokenBytes()
+		perSequence += d.Memory().SeqBytes()
 	}
 	if len(drafters) > 0 {
-		out["drafters"], out["block"], out["size"] = names, drafters[0].Max()+1, drafters[0].WeightBytes()
-		mem := drafters[0].Memory()
-		out["cache_types"] = mem.Types()
-		out["cache_bytes_per_token"], out["cache_bytes_per_sequence"] = mem.TokenBytes(), mem.SeqBytes()
+		out["drafters"], out["block"], out["size"] = names, drafters[0].Max()+1, size
+		out["cache_types"] = drafters[0].Memory().Types()
+		out["cache_bytes_per_token"], out["cache_bytes_per_sequence"] = perToken, perSequence
 	}
 	if m.Drafter != nil {
 		out["block"] = m.Drafter.Block()

@@ -101,7 +101,8 @@ func (s *single) List() []engine.ModelInfo {
 	defer s.mu.Unlock()
 	m := s.e.Model()
 	i := engine.ModelInfo{
-		Name: s.name, Path: m.Path, Drafter: m.DrafterPath, Arch: m.Target.Arch, Size: int64(m.Target.WeightBytes()),
+		Name: s.name, Path: m.Path, Drafter: m.DrafterPath, MoreDrafters: m.MoreDrafterPaths, Arch: m.Target.Arch,
+		Size:    int64(m.Target.WeightBytes()),
 		Context: s.e.Config().Context, State: engine.StateLoaded, LastUsed: s.last, Users: s.users,
 	}
 	if err := s.e.Err(); err != nil {

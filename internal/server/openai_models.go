@@ -92,6 +92,9 @@ func (s *openAI) modelEntry(m *engine.ModelInfo, e *engine.Engine) modelJSON {
 	}
 	if m.Drafter != "" {
 		j.Drafter = filepath.Base(m.Drafter) // without its folder
+		for _, path := range m.MoreDrafters {
+			j.Drafter += ", " + filepath.Base(path)
+		}
 	}
 	if !m.Modified.IsZero() {
 		j.Created = m.Modified.Unix()

@@ -30,7 +30,7 @@ func chained(t *testing.T, b backend.Backend, name string) (*model.Model, chaine
 	f32 := cache.Uniform(quant.F32)
 	if of, ok := strings.CutPrefix(name, "eagle3-"); ok {
 		m := Target(t, b, of, model.Options{KV: f32})
-		d, err := eagle3.Open(File(t, eagle3For(t, m.File()).Write(t)), m, eagle3.Options{KV: f32})
+		d, err := eagle3.Open(File(t, Eagle3For(t, m.File()).Write(t)), m, eagle3.Options{KV: f32})
 		if err == nil {
 			err = m.Capture(d.Capture())
 		}

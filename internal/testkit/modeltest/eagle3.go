@@ -126,9 +126,9 @@ func (r *reference) guesses(of *reference, x []float64) []float64 {
 	return all
 }
 
-// eagle3For makes up an EAGLE-3 drafter for a golden model: with a reduced vocabulary, all norms, and features of the
+// Eagle3For makes up an EAGLE-3 drafter for a golden model: with a reduced vocabulary, all norms, and features of the
 // embeddings, a layer between and the final state.
-func eagle3For(t testing.TB, target *gguf.File) *edit.File {
+func Eagle3For(t testing.TB, target *gguf.File) *edit.File {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(5, 3))
 	number := func(key string) int {
