@@ -20,7 +20,8 @@ func TestPaddedAttention(t *testing.T) {
 		used, rows int
 		want       string
 	}{
-		{f16, 0, 500, "flash128x2"}, {f16, 72, 500, "flash128x3_80"}, {f16, 0, 500, "flash128x2"}, {f16, 80, 129, "flash128x3_80"},
+		{f16, 0, 500, "flash128x2"}, {f16, 72, 500, "flash128x3_80"}, {f16, 0, 500, "flash128x2"},
+		{f16, 80, 129, "flash128x3_80"},
 		{f16, 81, 500, "flash128x2"}, {f16, 72, 128, "flash128x2"}, {f16, 72, 64, "flash128x1"},
 		{packed, 72, 500, "packed128x2"}, {large, 72, 500, "flash256x2"},
 	} {

@@ -130,8 +130,8 @@ func (b *Backend) kvTables(l *list, s *step, lay *layout) ([]*KVTables, error) {
 			}
 			first[i] = append(first[i], at)
 		}
-		lay.uses[i] = kvUse{group: u.group, heads: u.heads, kvHeads: u.kvHeads, used: u.used, shape: pool.Layout.Shapes[u.layer],
-			block: u.sparse.block}
+		lay.uses[i] = kvUse{group: u.group, heads: u.heads, kvHeads: u.kvHeads, used: u.used,
+			shape: pool.Layout.Shapes[u.layer], block: u.sparse.block}
 	}
 	if err := b.unpackRoom(plan, lay.uses); err != nil {
 		return nil, err
