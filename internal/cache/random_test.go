@@ -297,7 +297,8 @@ func TestCuttableBorder(t *testing.T) {
 	if !b.m.Cuttable(100) || b.m.Cuttable(101) {
 		t.Error("the border of a window of 100 is elsewhere")
 	}
-	if b.m, err = New([]backend.Backend{b.dev}, Spec{Layers: []Layer{{KVDims: layer}}}); err != nil || !b.m.Cuttable(1<<20) {
+	b.m, err = New([]backend.Backend{b.dev}, Spec{Layers: []Layer{{KVDims: layer}}})
+	if err != nil || !b.m.Cuttable(1<<20) {
 		t.Errorf("memory without a window cannot be cut: %v", err)
 	}
 }
