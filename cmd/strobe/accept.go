@@ -138,8 +138,8 @@ func runAccept(cmd *cobra.Command, o *acceptOptions) error {
 	return err
 }
 
-// read returns the prompts of all suites and files, and what to call them. The category of a prompt begins with the name
-// of its suite: mt-bench/writing.
+// read returns the prompts of all suites and files, and what to call them. The category of a prompt begins with the
+// name of its suite: mt-bench/writing.
 func (o *acceptOptions) read() (all []bench.Prompt, source string, err error) {
 	var names []string
 	add := func(name string, ps []bench.Prompt, err error) error {

@@ -41,7 +41,8 @@ func TestAccept(t *testing.T) {
 			byName = map[string]AcceptRow{}
 		}
 		byName[x.Category] = x
-		if x.Accepted > x.Guessed || x.Passes > 0 && math.Abs(x.TokensPerPass-1-float64(x.Accepted)/float64(x.Passes)) > 1e-9 {
+		if x.Accepted > x.Guessed ||
+			x.Passes > 0 && math.Abs(x.TokensPerPass-1-float64(x.Accepted)/float64(x.Passes)) > 1e-9 {
 			t.Errorf("%+v", x)
 		}
 		if x.Category == "b" {
@@ -116,8 +117,10 @@ func TestAcceptRow(t *testing.T) {
 	cases := []Case{{Category: "s/x"}, {Category: "s/y"}, {Category: "sx"}, {}}
 	results := [][]result{run(4, 1), run(2, 2), run(3), run(1)}
 	for category, want := range map[string]AcceptRow{
-		"s":   {Prompts: 2, Tokens: 9, Passes: 4, TokensPerPass: 2.25, Guessed: 12, Accepted: 5, ByPosition: []float64{0.75, 1. / 3, 1}},
-		"s/x": {Prompts: 1, Tokens: 5, Passes: 2, TokensPerPass: 2.5, Guessed: 6, Accepted: 3, ByPosition: []float64{0.5, 1, 1}},
+		"s": {Prompts: 2, Tokens: 9, Passes: 4, TokensPerPass: 2.25, Guessed: 12, Accepted: 5,
+			ByPosition: []float64{0.75, 1. / 3, 1}},
+		"s/x": {Prompts: 1, Tokens: 5, Passes: 2, TokensPerPass: 2.5, Guessed: 6, Accepted: 3,
+			ByPosition: []float64{0.5, 1, 1}},
 		"": {Prompts: 4, Tokens: 13, Passes: 6, TokensPerPass: 13. / 6, Guessed: 18, Accepted: 7,
 			ByPosition: []float64{4. / 6, 0.5, 0.5}},
 	} {

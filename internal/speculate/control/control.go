@@ -30,10 +30,10 @@ import (
 // Controller is what the streams of a runner share: what passes and drafts cost, and what earlier streams learnt.
 type Controller struct {
 	costs      costs
-	blockLen   []int        // per source: guesses of a whole block
-	prior      []acceptance // per source: what earlier streams learnt, where new ones start
-	tails      acceptance   // the same of continuations
-	ledger     ledger
+	blockLen   []int                   // per source: guesses of a whole block
+	prior      []acceptance            // per source: what earlier streams learnt, where new ones start
+	tails      acceptance              // the same of continuations
+	paid, free ledger                  // of rounds with drafts that cost something, and of rounds whose drafts were free
 	deliveries [streamClasses]delivery // by the number of streams, to within a factor of two
 	maxStreams int                     // most streams of a round so far, to within a factor of two
 
@@ -160,7 +160,7 @@ func (p *pace) rate() float64 {
 // Paused reports whether no source that costs something will draft for so many streams for a while, so that their
 // features need not be captured: drafting did not pay for as many or fewer, and the account for trials is empty.
 func (c *Controller) Paused(streams int) bool {
-	return c.unprofitable > 1 && streams >= c.unprofitable && c.ledger.trials <= 0
+	return c.unprofitable > 1 && streams >= c.unprofitable && c.paid.trials <= 0
 }
 
 // Plain is the time of one token without drafting, 0 if it was not measured lately.

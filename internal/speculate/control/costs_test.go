@@ -108,7 +108,7 @@ func logp(p float64) float32 { return float32(math.Log(p)) }
 // TestTrialsAreBounded: however many tokens were generated, trials may lose one token at once.
 func TestTrialsAreBounded(t *testing.T) {
 	l := newLedger()
-	l.earn(1e6, 1, 1)
+	l.earn(1e6, 1e6, 1, 1)
 	if l.settle(1, 1, 0.7); l.trials <= 0 {
 		t.Error("a trial that should lose 0.7 tokens empties the account")
 	}
@@ -128,7 +128,7 @@ func TestFreeSource(t *testing.T) {
 			c.MeasuredPass(1, 10*time.Millisecond)
 			c.MeasuredDraft(0, 1, time.Duration(x.cost*float64(10*time.Millisecond)))
 		}
-		if got := c.free(0, 1); got != x.want {
+		if got := c.isFree(0, 1); got != x.want {
 			t.Errorf("a draft of %v plain passes is free: %v", x.cost, got)
 		}
 	}

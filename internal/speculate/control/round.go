@@ -67,7 +67,7 @@ func (c *Controller) Begin(streams []*Stream, prompt int) *Round {
 	r := &Round{c: c, streams: streams, prompt: prompt, base: prompt + len(streams)}
 	r.rows = r.base
 	if len(streams) >= 2*c.maxStreams { // the gains of fewer streams say little (TestSharedPasses, experts)
-		c.maxStreams, c.ledger = max(1, len(streams)), newLedger()
+		c.maxStreams, c.paid, c.free = max(1, len(streams)), newLedger(), newLedger()
 	}
 	plain := c.measures(streams)
 	for _, s := range streams {
@@ -75,9 +75,9 @@ func (c *Controller) Begin(streams []*Stream, prompt int) *Round {
 		s.drafting = s.drafting && s.Limit > 0 && slices.Contains(s.Usable, true)
 	}
 	for i := range c.blockLen {
-		a, free := &Ask{Source: i}, c.free(i, len(streams))
+		a, free := &Ask{Source: i}, c.isFree(i, len(streams))
 		for _, s := range streams {
-			if s.drafting && s.Usable[i] && !s.Warming[i] && (s.Fixed || free) {
+			if s.drafting && s.Usable[i] && !s.Warming[i] && (s.Fixed || free && c.free.credit > 0) {
 				a.add(c, s, 0)
 			}
 		}
@@ -92,12 +92,12 @@ func (c *Controller) Begin(streams []*Stream, prompt int) *Round {
 // measured, for which no stream may draft.
 func (c *Controller) measures(streams []*Stream) bool {
 	n := len(streams)
-	return c.ledger.credit <= 0 || !c.costs.plains.agree() || n < c.costs.unitRows ||
+	return max(c.paid.credit, c.free.credit) <= 0 || !c.costs.plains.agree() || n < c.costs.unitRows ||
 		slices.ContainsFunc(streams, func(s *Stream) bool { return c.costs.stale(s.promise, n) })
 }
 
-// free reports whether drafts of a source cost next to nothing. An unknown source is asked once to measure it.
-func (c *Controller) free(source, streams int) bool {
+// isFree reports whether drafts of a source cost next to nothing. An unknown source is asked once to measure it.
+func (c *Controller) isFree(source, streams int) bool {
 	t := &c.costs.draft[source]
 	return !t.any() || t.at(streams*c.blockLen[source]) < tune.freeShare
 }
@@ -151,7 +151,7 @@ func (r *Round) Drafted(a *Ask, ps []draft.Proposal, took time.Duration) {
 // decide asks the sources that cost something, if that should pay. While they pause nothing is computed: for many
 // streams that takes the host a while.
 func (r *Round) decide() {
-	if r.c.Paused(len(r.streams)) {
+	if r.c.Paused(len(r.streams)) || r.c.paid.credit <= 0 {
 		return
 	}
 	var left []*Stream
@@ -167,7 +167,7 @@ func (r *Round) decide() {
 		var best choice
 		var group []*Stream // streams that the best source may draft for
 		for i := range r.c.blockLen {
-			if r.c.free(i, len(r.streams)) {
+			if r.c.isFree(i, len(r.streams)) {
 				continue
 			}
 			var usable []*Stream
@@ -195,7 +195,7 @@ func (r *Round) decide() {
 		}
 		ready := slices.DeleteFunc(slices.Clone(group), func(s *Stream) bool { return s.Warming[best.source] })
 		// Beside prompts the cost of a trial cannot be measured, and a trial of some streams says little of all.
-		tries := r.c.ledger.trials > 0 && r.prompt == 0
+		tries := r.c.paid.trials > 0 && r.prompt == 0
 		if len(ready) < len(group) {
 			best, tries = r.c.worth(ready, best.source, len(r.streams)), false
 		}
@@ -229,7 +229,7 @@ func (s *Stream) wants(w choice) (size int) {
 	size = w.size
 	a := &s.accept[w.source]
 	powerOfTwo := a.drafts&(a.drafts-1) == 0
-	if powerOfTwo && (a.drafts >= tune.wholeBlockEvery || w.explore) && s.c.ledger.credit > tune.startCredit {
+	if powerOfTwo && (a.drafts >= tune.wholeBlockEvery || w.explore) && s.c.paid.credit > tune.startCredit {
 		// Less and less often, to see whether the whole block has become better (TestShortBlocksWorse).
 		size, s.explore = 0, w.explore
 	}
@@ -446,13 +446,13 @@ func (s *Stream) Verified(tokens []int32) {
 	for i := range s.drafts {
 		d := &s.drafts[i]
 		if s.accept[d.source].judge(d, tokens) {
-			s.c.ledger.distrust()
+			s.c.ledger(!s.c.isFree(d.source, 1)).distrust()
 		}
 		if !d.paid {
 			continue
 		}
 		for k := range s.accept {
-			if k != d.source && !s.c.free(k, 1) {
+			if k != d.source && !s.c.isFree(k, 1) {
 				s.accept[k].forget()
 			}
 		}
@@ -467,17 +467,25 @@ func (r *Round) Settle() {
 	plain := r.c.costs.chain.at(r.base)
 	n := float64(len(r.streams))
 	tokens, guessed, paid, risk := 0.0, false, false, 0.0
+	dear := false // guesses of a source that costs something were verified, perhaps to find that out
 	for _, s := range r.streams {
-		r.c.ledger.earn(float64(s.emitted)/n, s.promise, len(r.streams))
+		emitted := float64(s.emitted) / n
+		took := emitted
+		if plain > 0 {
+			took = min(took, r.spent/plain/n)
+		}
+		r.c.paid.earn(emitted, took, s.promise, len(r.streams))
+		r.c.free.earn(emitted, took, 1, len(r.streams))
 		s.pace.learn(float64(s.emitted), r.spent)
 		tokens += float64(s.emitted) / n
 		if s.count > 0 || s.paid {
 			guessed, paid = true, paid || s.paid
+			dear = dear || s.paid || s.best >= 0 && !r.c.isFree(s.Source(), len(r.streams))
 			risk = max(risk, s.risk)
 		}
 	}
 	if guessed && plain > 0 && r.prompt == 0 {
-		r.c.ledger.settle(tokens, r.spent/plain, risk)
+		r.c.ledger(dear).settle(tokens, r.spent/plain, risk)
 		if paid && len(r.streams) > 1 {
 			r.c.delivery(len(r.streams)).learn(tokens, r.promise*r.actual/plain)
 		}

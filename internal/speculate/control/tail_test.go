@@ -128,6 +128,26 @@ func TestUselessTogether(t *testing.T) {
 	}
 }
 
+// TestBetterSourceAlone: repetitions together with a drafter that does not pay, or hardly pays, are about as fast as
+// the better of the two alone: what the one gains does not pay for the other. The rest is what it costs to get to know
+// the drafter: some six plain tokens of the two to seven hundred that these texts take.
+func TestBetterSourceAlone(t *testing.T) {
+	for _, m := range machines {
+		for _, every := range []int{16, 40} {
+			for _, p := range []float64{0.3, 0.6} {
+				w := world{verify: m.verify, draft: m.draft, right: fixed(p), text: quoting(every, 3), noise: jitter}
+				better := max(editing(w, auto, block, false), editing(w, repeated, block, false))
+				for _, tails := range []bool{false, true} {
+					if g := editing(w, both, block, tails); !(g >= 0.94*better) {
+						t.Errorf("%s, changes every %d, right with %.1f, tails %v: speed %.3f, the better source alone %.3f",
+							m.name, every, p, tails, g, better)
+					}
+				}
+			}
+		}
+	}
+}
+
 // TestTailJudged: a tail learns from the tokens that led to it, up to its first wrong guess, and from no others.
 func TestTailJudged(t *testing.T) {
 	at := func(ids ...int32) (p draft.Proposal) {
