@@ -42,6 +42,10 @@ program wrote for the same model and tokens, and what to make of it: the same co
 with other types of weights, or different (exit code 1). If the file has "hidden_states", it also says at which
 layer they part, and if it has "tokens", --tokens is not needed.
 
+With a drafter (-d) and --compare with another form of it, a GGUF file or the folder of its checkpoint, it says the same
+of the two drafters: both get the features that the model computes for the same tokens, those of --tokens or random
+ones, and draft at four places of the text. A checkpoint is read in float32.
+
 With a drafter (-d) and --rounds, it writes the drafter's outputs instead: "roundI.logits" [block,
 vocabulary] with the first START tokens as context and the token at START as the block's first
 input, for each START of the list.
@@ -58,6 +62,7 @@ axes of positions, and whether rows see each other. --image-like chooses between
 trained and llama.cpp's, which keeps the aspect ratio between black bars and has other activations.`,
 		Example: `  strobe logits -m model.gguf --tokens ids.json --out out.safetensors --hidden
   strobe logits -m model.gguf --compare reference.safetensors
+  strobe logits -m target.gguf -d drafter.gguf --compare checkpoint-folder
   strobe logits -m target.gguf -d drafter.gguf --tokens ids.json --rounds 20,23,40 --out out.safetensors
   strobe logits -m target.gguf --tokens ids.json --steps 4 --accept 2,0,4,1 --out out.safetensors
   strobe logits -m model.gguf --mmproj mmproj.gguf --image a.png --tokens ids.json --last 4 --out out.safetensors`,
@@ -68,7 +73,8 @@ trained and llama.cpp's, which keeps the aspect ratio between black bars and has
 	f := cmd.Flags()
 	f.StringVar(&opt.tokens, "tokens", "", "JSON file with an array of token ids")
 	f.StringVarP(&opt.out, "output", "o", "", "safetensors file to write")
-	f.StringVar(&opt.compare, "compare", "", "safetensors file with the outputs of a reference")
+	f.StringVar(&opt.compare, "compare", "",
+		"safetensors file with the outputs of a reference, or another form of the drafter")
 	f.StringVar(&opt.rounds, "rounds", "", "comma-separated context lengths to draft at")
 	f.IntVar(&opt.steps, "steps", 0, "tokens a round of multi-token prediction drafts")
 	f.StringVar(&opt.accept, "accept", "", "comma-separated numbers of tokens that such rounds keep")
@@ -83,7 +89,7 @@ trained and llama.cpp's, which keeps the aspect ratio between black bars and has
 
 func writeLogits(cmd *cobra.Command, opt *logitsOptions) error {
 	if opt.compare == "" && (opt.tokens == "" || opt.out == "") {
-		return usagef("logits needs --tokens FILE.json and --out FILE.safetensors, or --compare FILE.safetensors")
+		return usagef("logits needs --tokens FILE.json and --out FILE.safetensors, or --compare FILE")
 	}
 	if opt.compare != "" && (opt.rounds != "" || opt.accept != "") {
 		return usagef("--compare is for logits and hidden states, without --rounds and --accept")
@@ -100,6 +106,9 @@ func writeLogits(cmd *cobra.Command, opt *logitsOptions) error {
 	}
 	if opt.images != nil && (opt.tokens == "" || opt.hidden || opt.compare != "" || starts != nil || opt.accept != "") {
 		return usagef("--image goes with --tokens and --last, not with --hidden, --compare, --rounds and --accept")
+	}
+	if isDrafter(opt.compare) {
+		return compareDrafters(cmd, opt)
 	}
 	if opt.modelFlags.like, err = imageLike(opt.imageLike); err != nil {
 		return err

@@ -85,6 +85,11 @@ func compareLogits(w io.Writer, path string, ref *safetensors.File, tensors []sa
 			}
 		}
 	}
+	return verdict(w, path, distance, d)
+}
+
+// verdict says what a distance between outputs means. It is an error if they are those of different models.
+func verdict(w io.Writer, path string, distance float64, d distributions) error {
 	switch {
 	case distance <= sameError:
 		fmt.Fprintln(w, "verdict    the same computation, up to rounding")

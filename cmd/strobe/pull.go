@@ -26,7 +26,8 @@ A repository without GGUF files is fetched as a checkpoint folder for
 
 Files go to the cache that the Python tools of the hub use, so nothing is
 fetched twice. A download that was cut off goes on where it stopped, and every
-file is checked against the hub's hash.
+file is checked against the hub's hash. A note says which files have another
+hash than when they were last fetched.
 
 Environment: HF_TOKEN (access token for private or gated models), HF_HOME or
 HF_HUB_CACHE (where the cache is), HF_ENDPOINT (another hub), HF_HUB_OFFLINE=1

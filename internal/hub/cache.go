@@ -40,14 +40,39 @@ func (c *Client) blob(repo, hash string) (string, error) {
 	return filepath.Join(c.repoDir(repo), "blobs", hash), nil
 }
 
-// cached lists what the cache has of a repository at a revision.
-func (c *Client) cached(r Ref) (commit string, files []File, err error) {
-	commit = r.Revision
+// pulled is the commit that the revision stood for when it was last pulled, "" if it never was.
+func (c *Client) pulled(r Ref) string {
+	commit := r.Revision
 	if b, err := platform.ReadFile(c.refFile(r), platform.MaxText); err == nil {
 		commit = strings.TrimSpace(string(b))
 	}
-	none := fmt.Errorf("%s: not in the cache at %s, and the hub is switched off (HF_HUB_OFFLINE)", r.Repo, c.Cache)
 	if !commitPattern.MatchString(commit) {
+		return ""
+	}
+	return commit
+}
+
+// logChanged says which files have another hash than when they were last pulled: their author, or somebody else, has
+// replaced them. The links of the cache have the hashes; where it has copies instead, nothing is known.
+func (c *Client) logChanged(p *Plan) {
+	commit := c.pulled(p.Ref)
+	if commit == "" {
+		return
+	}
+	for _, f := range p.Files {
+		link, err := os.Readlink(filepath.Join(c.snapshot(p.Ref.Repo, commit), filepath.FromSlash(f.Name)))
+		if was := filepath.Base(link); err == nil && hashPattern.MatchString(f.Hash) && was != f.Hash {
+			c.log("note: %s: %s has changed at the hub since it was pulled: hash %.12s, was %.12s", p.Ref.Repo, f.Name,
+				f.Hash, was)
+		}
+	}
+}
+
+// cached lists what the cache has of a repository at a revision.
+func (c *Client) cached(r Ref) (commit string, files []File, err error) {
+	commit = c.pulled(r)
+	none := fmt.Errorf("%s: not in the cache at %s, and the hub is switched off (HF_HUB_OFFLINE)", r.Repo, c.Cache)
+	if commit == "" {
 		return "", nil, none
 	}
 	root := c.snapshot(r.Repo, commit)

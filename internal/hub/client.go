@@ -37,8 +37,9 @@ type Client struct {
 	// Backoff is the wait before the second attempt, doubled each time; 0 means
 	// half a second.
 	Backoff time.Duration
-	// Log gets one line for people when the hub is asked what a reference means, and for every attempt that failed and
-	// is repeated. It is called by the goroutine that resolves or pulls; nil means silence.
+	// Log gets one line for people when the hub is asked what a reference means, for every attempt that failed and is
+	// repeated, and for files that have changed since an earlier Pull. It is called by the goroutine that resolves or
+	// pulls; nil means silence.
 	Log func(line string)
 
 	symlink func(target, link string) error // for tests; nil means os.Symlink

@@ -330,6 +330,54 @@ func TestPull(t *testing.T) {
 	}
 }
 
+// TestChanged: a file whose content is not what it was at an earlier pull is named, and no other.
+func TestChanged(t *testing.T) {
+	h := newHub(t, modelFiles("a-Q4_K_M.gguf", "a-Q8_0.gguf"))
+	c := h.client()
+	var lines []string
+	c.Log = func(line string) { lines = append(lines, line) }
+	pull := func(ref, want string) {
+		t.Helper()
+		lines = nil
+		if _, err := c.pull(t.Context(), ref, nil); err != nil {
+			t.Fatal(err)
+		}
+		lines = slices.DeleteFunc(lines, func(s string) bool { return !strings.Contains(s, "changed") })
+		if got := strings.Join(lines, "\n"); got != want {
+			t.Errorf("%s: said %q, want %q", ref, got, want)
+		}
+	}
+	pull("owner/repo:Q4_K_M", "")
+	pull("owner/repo:Q8_0", "")
+	pull("owner/repo:Q4_K_M", "")
+	// That was an earlier commit. One of the two files is another one now.
+	earlier := strings.Repeat("a", 40)
+	if err := os.Rename(c.snapshot("owner/repo", testCommit), c.snapshot("owner/repo", earlier)); err != nil {
+		t.Fatal(err)
+	}
+	ref := filepath.Join(c.Cache, "models--owner--repo", "refs", "main")
+	setRef := func(text string) {
+		if err := os.WriteFile(ref, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	setRef(earlier)
+	was := sha(h.files["a-Q8_0.gguf"])
+	h.files["a-Q8_0.gguf"] = bytes.Repeat([]byte("new"), 1000)
+	now := sha(h.files["a-Q8_0.gguf"])
+	pull("owner/repo:Q4_K_M", "")
+	setRef(earlier)
+	pull("owner/repo:Q8_0", fmt.Sprintf("note: owner/repo: a-Q8_0.gguf has changed at the hub since it was pulled: "+
+		"hash %s, was %s", now[:12], was[:12]))
+	pull("owner/repo:Q8_0", "")
+	// What is no commit leads nowhere, even where something lies.
+	if err := os.Rename(c.snapshot("owner/repo", earlier), filepath.Join(c.Cache, "elsewhere")); err != nil {
+		t.Fatal(err)
+	}
+	setRef("../../elsewhere")
+	pull("owner/repo:Q8_0", "")
+}
+
 func TestPullSmallFileByName(t *testing.T) {
 	h := newHub(t, modelFiles("a.gguf"))
 	c := h.client()

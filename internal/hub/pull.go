@@ -29,11 +29,13 @@ type Progress struct {
 // Pull makes what Resolve planned local and returns the path to open: a GGUF file
 // (its first part), or the folder of a checkpoint. progress may be nil; it is
 // called from this goroutine. A cancelled or failed Pull leaves what it has under
-// a temporary name, and the next one goes on from there.
+// a temporary name, and the next one goes on from there. Files that have another hash
+// than at an earlier Pull are logged.
 func (c *Client) Pull(ctx context.Context, p *Plan, progress func(Progress)) (path string, err error) {
 	if c.Offline {
 		return p.Path, nil // Resolve listed what is there
 	}
+	c.logChanged(p)
 	state := Progress{Total: p.Size()}
 	report := func(n int64) {
 		state.Done += n

@@ -172,3 +172,34 @@ func TestLlamaCpp(t *testing.T) {
 		})
 	}
 }
+
+// TestLogits: the logits of a chain are those that its candidates come from, and leave nothing behind.
+func TestLogits(t *testing.T) {
+	m := openTarget(t, made(t, "tiny-llama"))
+	d := openDrafter(t, made(t, "tiny-llama-eagle3"), m)
+	s := newStream(m, d)
+	s.pass(t, 3, 500, 120, 77)
+	for range 2 {
+		logits, err := d.Logits(draft.Request{Seq: s.ctx, Last: 8, N: longest})
+		if err != nil || len(logits) != longest*d.head.Rows() {
+			t.Fatalf("%d logits, %v", len(logits), err)
+		}
+		for i, at := range s.draft(t, 8, longest, 2, false).At {
+			row := logits[i*d.head.Rows():][:d.head.Rows()]
+			best, sum := 0, 0.0
+			for k, v := range row {
+				sum += math.Exp(float64(v))
+				if v > row[best] {
+					best = k
+				}
+			}
+			logp := float64(row[best]) - math.Log(sum)
+			if id := d.targetID(int32(best)); id != at[0].ID || !(math.Abs(logp-float64(at[0].LogP)) <= 1e-4) {
+				t.Errorf("step %d: best logit is token %d with %.5f, the draft has %v", i, id, logp, at[0])
+			}
+		}
+	}
+	if _, err := d.Logits(draft.Request{Seq: d.NewSeq(), Last: 8, N: 1}); err == nil {
+		t.Error("logits without features")
+	}
+}

@@ -1,6 +1,8 @@
 package eagle3
 
 import (
+	"cmp"
+	"fmt"
 	"slices"
 
 	"strobe/internal/backend"
@@ -86,7 +88,7 @@ func (d *Drafter) Draft(reqs []draft.Request, top int) (out []draft.Proposal, er
 	for i := range c.batch.Steps {
 		ints = append(ints, c.parent[i], c.pick[i])
 	}
-	_, done := d.drafts.Run(c.Step, key, func() (*nn.Step, results) { return c.Step, d.steps(c) }, ints...)
+	_, done := d.drafts.Run(c.Step, key, func() (*nn.Step, results) { return c.Step, d.steps(c, nil) }, ints...)
 	c.batch.Done()
 	var ids [longest][]int32
 	var logp [longest][]float32
@@ -104,6 +106,22 @@ func (d *Drafter) Draft(reqs []draft.Request, top int) (out []draft.Proposal, er
 		})
 	}
 	return out, d.b.Sync() // report failures here: the verifying pass has not failed
+}
+
+// Logits drafts a chain for one sequence and returns the logits of its steps [steps, outputs], for comparison with
+// references.
+func (d *Drafter) Logits(req draft.Request) (logits []float32, err error) {
+	defer nn.Catch(&err)
+	req.Tree = false
+	c, err := d.begin([]draft.Request{req}, 1)
+	if err != nil || c == nil {
+		return nil, cmp.Or(err, fmt.Errorf("there are no features to begin with"))
+	}
+	all := c.New(req.N, d.head.Rows())
+	d.steps(c, func(i int, logits backend.Tensor) { c.Copy(all.Slice(i, 1), logits) })
+	c.End()
+	c.batch.Done()
+	return slices.Clone(c.Read(all)), nil
 }
 
 // targetID is the target's id of an output, -1 for none.
@@ -227,8 +245,8 @@ func (c *course) wire() {
 	}
 }
 
-// steps goes through the pass.
-func (d *Drafter) steps(c *course) (done results) {
+// steps goes through the pass; see, if set, gets the logits of each step.
+func (d *Drafter) steps(c *course, see func(i int, logits backend.Tensor)) (done results) {
 	c.Begin()
 	c.Angles(d.rope)
 	last := c.Ints32(c.last)
@@ -260,7 +278,11 @@ func (d *Drafter) steps(c *course) (done results) {
 		})
 		d.forward(t, in, x)
 		t.Copy(out[i], x)
-		t.TopK(done.ids[i], done.logp[i], t.Multiply(t.Norm(x, d.outputNorm), d.head), c.top)
+		logits := t.Multiply(t.Norm(x, d.outputNorm), d.head)
+		if see != nil {
+			see(i, logits)
+		}
+		t.TopK(done.ids[i], done.logp[i], logits, c.top)
 		c.Release(mark)
 	}
 	return done
