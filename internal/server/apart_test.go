@@ -117,7 +117,7 @@ func TestKeysSeparatePrefixes(t *testing.T) {
 
 // TestKeysSeparateSlots: what one key saved no other one restores.
 func TestKeysSeparateSlots(t *testing.T) {
-	f := start(t, options{config: Config{Keys: []string{"one", "two"}}})
+	f := start(t, options{config: Config{Keys: []string{"one", "two"}}, engine: engine.Config{SlotDir: t.TempDir()}})
 	do := func(key, action string) int {
 		status, _ := f.do("POST", "/slots/0?action="+action, `{"filename":"x"}`, "X-Api-Key", key)
 		return status
