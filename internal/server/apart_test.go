@@ -295,12 +295,11 @@ func TestOneModelInAFolder(t *testing.T) {
 		f.serve(New(Config{Models: Pool(p, only)}))
 		pulled := ""
 		f.s.SetPull(func(_ context.Context, name string, _ func(string, int64, int64)) error { pulled = name; return nil })
-		show := http.StatusNotFound
-		if only != "" { // it answers to every name
-			show = http.StatusOK
-		}
-		if status, b := f.do("POST", "/api/show", `{"model":"other"}`); status != show {
+		if status, b := f.do("POST", "/api/show", `{"model":"other"}`); status != http.StatusNotFound {
 			t.Errorf("show of another name: %d %s", status, b)
+		}
+		if status, b := f.do("POST", "/api/show", `{}`); only != "" && status != http.StatusOK {
+			t.Errorf("show without a name: %d %s", status, b)
 		}
 		f.post("/api/show", dict{"model": "qwen3:latest"})
 		if f.post("/api/pull", dict{"model": "qwen3", "stream": false}); pulled != "" {

@@ -319,15 +319,17 @@ func TestKeepAlive(t *testing.T) {
 		len(loaded()) != 0 {
 		t.Errorf("unloading: %v, then %v is loaded", m, loaded())
 	}
-	ask("0s")
-	for range 500 { // it is unloaded in the background
-		if len(loaded()) == 0 {
-			break
+	for _, keep := range []any{"0s", 0} { // with a prompt: after its answer
+		ask(keep)
+		for range 500 { // it is unloaded in the background
+			if len(loaded()) == 0 {
+				break
+			}
+			time.Sleep(10 * time.Millisecond)
 		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	if got := loaded(); len(got) > 0 {
-		t.Errorf("after keep_alive 0 %v is loaded", got)
+		if got := loaded(); len(got) > 0 {
+			t.Errorf("after keep_alive %v %v is loaded", keep, got)
+		}
 	}
 	f.post("/models/load", dict{"model": "qwen3"})
 	f.post("/models/unload", dict{"model": "qwen3"})
