@@ -75,6 +75,7 @@ type serveOptions struct {
 	otlp         string
 
 	cacheDir  string
+	slotDir   string
 	cacheRAM  byteSize
 	cacheDisk byteSize
 
@@ -204,7 +205,9 @@ the one "strobe config" names.`,
 	f.StringVar(&opt.cacheDir, "cache-dir", "", "folder that keeps the prefix cache over restarts (default: none)")
 	f.Var(&opt.cacheRAM, "cache-ram", "bytes of memory for the prefix cache; 0 turns it off (default: half of what is free on the GPU "+
 		"once the model is loaded, or a quarter of the free memory on the CPU)")
-	f.Var(&opt.cacheDisk, "cache-disk", "bytes --cache-dir may take")
+	f.Var(&opt.cacheDisk, "cache-disk", "bytes that --cache-dir and --slot-save-path may take each")
+	f.StringVar(&opt.slotDir, "slot-save-path", "",
+		"folder for the files of POST /slots/ID?action=save and restore (default: none)")
 	f.BoolVar(&opt.imageURLs, "image-urls", false,
 		"fetch images that requests name by http and https URLs, from public addresses only")
 	f.StringVar(&opt.mediaPath, "media-path", "",
@@ -406,7 +409,7 @@ func (o *serveOptions) offer(ctx context.Context, s *server.Server,
 	log *slog.Logger) (closeModels func(context.Context) error, err error) {
 	ecfg := engine.Config{
 		Parallel: o.parallel, Queue: o.queue, Context: o.ctx, CacheBytes: int64(o.cacheRAM), CacheDir: o.cacheDir,
-		CacheDiskBytes: int64(o.cacheDisk), Log: log, Chunk: o.ubatch,
+		CacheDiskBytes: int64(o.cacheDisk), SlotDir: o.slotDir, Log: log, Chunk: o.ubatch,
 	}
 	o.prefill.log = func(line string) { log.Info(line) }
 	// In the engine zero means the default, here it means none.
@@ -608,6 +611,11 @@ func (o *serveOptions) config(log *slog.Logger) (cfg server.Config, err error) {
 		MaxStored: int64(o.maxStored), StoredAge: o.storedAge, LocalOrigins: isLoopback(o.host),
 		Sampling: o.given, ChangeProps: o.props, FetchImages: o.imageURLs, MediaPath: o.mediaPath,
 		NoFill: []string{models.Name},
+	}
+	if o.slotDir != "" {
+		if st, err := os.Stat(o.slotDir); err != nil || !st.IsDir() {
+			return cfg, usagef("--slot-save-path %s: is not a folder", o.slotDir)
+		}
 	}
 	if o.mediaPath != "" {
 		if st, err := os.Stat(o.mediaPath); err != nil || !st.IsDir() {

@@ -47,6 +47,8 @@ const (
 	tempExt       = ".tmp"
 	// Temporary files older than this are left over from a process that was killed.
 	tempAge = 10 * time.Minute
+	// More tokens than any context has: it bounds what the header of a file makes a reader allocate.
+	maxTokens = 1 << 24
 )
 
 var errDamaged = errors.New("damaged")
@@ -178,7 +180,7 @@ func (d *disk) readHeader(path string) (*diskFile, error) {
 	head := int64(fixed) + 4*n + 4
 	if target < 0 || drafters < 0 || target > info.Size() || drafters > info.Size() ||
 		head+target+drafters != info.Size() ||
-		n == 0 || !d.sources.all(of) {
+		n == 0 || n > maxTokens || !d.sources.all(of) {
 		return nil, fmt.Errorf("%w: %d bytes do not hold what the header says", errDamaged, info.Size())
 	}
 	b = append(b, make([]byte, 4*n+4)...)
@@ -244,12 +246,12 @@ func (d *disk) save(e *entry, busy func() bool) error {
 // write is a file being written, between the steps of the loop. Only one of the loop's goroutine and of the one that
 // reads the entry runs at a time, so both may use the device.
 type write struct {
-	d    *disk
 	f    *os.File
 	out  *diskFile
 	next func() ([]byte, bool)
 	stop func()
-	err  error // of reading the entry
+	err  error  // of reading the entry
+	end  func() // what happens when all is written
 }
 
 // begin starts to write an entry. It returns nil for one that is too large for the folder.
@@ -263,11 +265,11 @@ func (d *disk) begin(e *entry) (*write, error) {
 	if out.size > d.limit {
 		return nil, nil
 	}
-	f, err := os.CreateTemp(d.dir, "*"+tempExt)
+	f, err := os.CreateTemp(d.dir, ".*"+tempExt)
 	if err != nil {
 		return nil, err
 	}
-	w := &write{d: d, f: f, out: out}
+	w := &write{f: f, out: out, end: func() { d.wg.Go(func() { d.finish(f, out) }) }}
 	w.next, w.stop = iter.Pull(func(yield func([]byte) bool) {
 		b := bufio.NewWriterSize(yielder(yield), pieceBytes)
 		_, w.err = b.Write(head)
@@ -305,7 +307,7 @@ func (w *write) more(n int) (done bool, err error) {
 				w.abort()
 				return true, w.err
 			}
-			w.d.wg.Go(func() { w.d.finish(w.f, w.out) })
+			w.end()
 			return true, nil
 		}
 		if _, err := w.f.Write(b); err != nil {
@@ -324,24 +326,32 @@ func (w *write) abort() {
 	os.Remove(w.f.Name())
 }
 
-// finish makes a written file permanent.
-func (d *disk) finish(f *os.File, out *diskFile) {
+// place makes a written file permanent under its name.
+func place(f *os.File, path string) error {
 	err := f.Sync()
 	if e := f.Close(); err == nil {
 		err = e
 	}
 	if err == nil {
-		err = os.Rename(f.Name(), out.path)
+		err = os.Rename(f.Name(), path)
 	}
 	if err != nil {
-		d.log.Warn("prefix cache: file not written", "file", out.path, "error", err)
 		os.Remove(f.Name())
-		return
+		return err
 	}
 	// So that the name survives a power failure; not every system can sync a folder.
-	if dir, err := os.Open(d.dir); err == nil {
+	if dir, err := os.Open(filepath.Dir(path)); err == nil {
 		dir.Sync()
 		dir.Close()
+	}
+	return nil
+}
+
+// finish makes a written file an entry of the folder.
+func (d *disk) finish(f *os.File, out *diskFile) {
+	if err := place(f, out.path); err != nil {
+		d.log.Warn("prefix cache: file not written", "file", out.path, "error", err)
+		return
 	}
 	d.mu.Lock()
 	d.written = append(d.written, out)

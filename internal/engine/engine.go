@@ -26,6 +26,7 @@ type Config struct {
 	CacheDir       string // folder that keeps the prefix cache over restarts; "" for none
 	CacheDiskBytes int64  // limit of that folder; 0 means 8 GiB
 	CacheMinTokens int    // shortest prefix that is worth a file; 0 means 64
+	SlotDir        string // folder of the files of SaveSlot, up to CacheDiskBytes; "" for none
 
 	Log *slog.Logger // nil discards
 

@@ -34,8 +34,9 @@ type loop struct {
 	defects  int   // panics since the last step that went well
 	full     int64 // bytes that running jobs had when one of them was paused
 
-	texts []text          // by slot: that of its last generation
-	saved map[string]text // texts of slots, by name
+	texts  []text   // by slot: that of its last generation
+	slotAt *disk    // how files of slots are written and read; nil without a folder
+	copies []*entry // of slots, on their way to their files
 }
 
 func newLoop(e *Engine) *loop {
@@ -65,12 +66,18 @@ func (l *loop) prepare() {
 	if e.cfg.CacheBytes > 0 {
 		l.cache = &prefixes{target: l.m.Target.Memory(), drafters: l.drafters, limit: e.cfg.CacheBytes}
 	}
-	if l.cache != nil && e.cfg.CacheDir != "" {
-		d, err := openDisk(&disk{
-			root: e.cfg.CacheDir, model: l.m.Fingerprint(), limit: e.cfg.CacheDiskBytes, cuttable: l.cache.cuttable,
+	folder := func(root string) *disk {
+		return &disk{
+			root: root, dir: root, model: l.m.Fingerprint(), limit: e.cfg.CacheDiskBytes, cuttable: l.cache.cuttable,
 			sources: wanted(l.r, speculate.Options{}),
 			log:     e.cfg.Log, stats: &l.cache.stats, wake: e.wake,
-		})
+		}
+	}
+	if l.cache != nil && e.cfg.SlotDir != "" {
+		l.slotAt = folder(e.cfg.SlotDir)
+	}
+	if l.cache != nil && e.cfg.CacheDir != "" {
+		d, err := openDisk(folder(e.cfg.CacheDir))
 		if err != nil {
 			e.cfg.Log.Warn("prefix cache: no folder", "error", err)
 		} else {
@@ -184,12 +191,10 @@ func (l *loop) fail(err error) {
 	for _, j := range slices.Clone(l.jobs) {
 		j.g.finish(nil, Result{Reason: ReasonError, Err: err, Slot: j.slot, Stats: j.stats})
 	}
-	for _, x := range l.soon {
-		if x.writing != nil {
-			x.writing.abort()
-		}
+	for _, x := range slices.Concat(l.soon, l.copies) {
+		x.abort()
 	}
-	l.jobs, l.embeds, l.soon, l.cache = nil, nil, nil, nil
+	l.jobs, l.embeds, l.soon, l.copies, l.cache = nil, nil, nil, nil, nil
 }
 
 // admit moves requests from the queue into free slots. It returns false when the engine is to end.
@@ -591,9 +596,12 @@ func (l *loop) close() {
 			l.saveAll()
 		}
 		l.disk.close()
-		for _, r := range slices.Clone(l.restores) {
-			l.drop(r)
-		}
+	}
+	for _, r := range slices.Clone(l.restores) {
+		l.drop(r)
+	}
+	for _, x := range l.copies {
+		x.close()
 	}
 	if l.cache != nil {
 		l.cache.shrink(0)

@@ -427,23 +427,28 @@ func (h *byHand) erase(slot int) {
 	}
 }
 
-// saveAndRestore gives a slot's text a name and takes it back, into the same slot.
+// saveAndRestore writes a slot's text to a file and takes it back, into the same slot.
 func (h *byHand) saveAndRestore(slot int) {
 	t, l := h.t, h.l
 	was := l.texts[slot]
+	owner := ""
+	if was.salt != saltOf("") {
+		owner = "another client"
+	}
 	h.do(func() {
-		n, bytes, err := h.e.SaveSlot(t.Context(), slot, "name")
-		if errors.Is(err, ErrSlotEmpty) {
+		name := "name" + owner
+		n, bytes, err := h.e.SaveSlot(t.Context(), slot, owner, name)
+		if errors.Is(err, ErrSlotEmpty) || errors.Is(err, ErrNoMemory) { // for the copy that is written
 			return
 		}
 		if err != nil || n < minReuse || n > len(was.tokens) || bytes <= 0 {
 			t.Errorf("%s: %d of %d tokens and %d bytes saved, error %v", h.what, n, len(was.tokens), bytes, err)
 			return
 		}
-		if k, err := h.e.RestoreSlot(t.Context(), slot, "name"); err != nil || k < n {
+		if k, _, err := h.e.RestoreSlot(t.Context(), slot, owner, name); err != nil || k < n {
 			t.Errorf("%s: %d of %d tokens restored, error %v", h.what, k, n, err)
 		}
-		if _, err := h.e.RestoreSlot(t.Context(), slot, "another"); !errors.Is(err, ErrNotSaved) {
+		if _, _, err := h.e.RestoreSlot(t.Context(), slot, owner, "another"); !errors.Is(err, ErrNotSaved) {
 			t.Errorf("%s: a name that was never saved: %v", h.what, err)
 		}
 	})
@@ -462,7 +467,7 @@ func TestLoopKeepsItsBooks(t *testing.T) {
 		for seed := range uint64(5) {
 			r := rand.New(rand.NewPCG(seed, 21))
 			var log strings.Builder
-			cfg := Config{Parallel: 3, Queue: 3, Chunk: 64, CacheDir: t.TempDir(), CacheMinTokens: 20,
+			cfg := Config{Parallel: 3, Queue: 3, Chunk: 64, CacheDir: t.TempDir(), SlotDir: t.TempDir(), CacheMinTokens: 20,
 				Log: slog.New(slog.NewTextHandler(&log, nil))}
 			load := func() *Model { return loadGolden(t, name, true) }
 			switch seed {

@@ -10,7 +10,8 @@ import (
 )
 
 // A drafter that was trained with another model of the same family fits by its shapes and its vocabulary, and guesses
-// badly. Names are all there is to tell by.
+// badly. Files do not say which model it was. Names tell, and the sections of rotary positions (M-RoPE), which a drafter
+// has from its target.
 var (
 	family  = regexp.MustCompile(`(qwen|gemma|llama)[ -]?(\d+(?:\.\d+)?)(?:([ -])(\d)\b)?(b?)`)
 	variant = regexp.MustCompile(`\b(base|pt|instruct|it|chat|thinking|coder)\b`)
@@ -44,13 +45,19 @@ func generation(name string) (of, number string) {
 }
 
 // MadeForAnother says why a drafter that fits a target was probably trained with another one: another generation of
-// the family, or a base model where the target follows instructions. "" means that the names say nothing of the kind.
+// the family, another architecture, or a base model where the target follows instructions. "" means that the files say
+// nothing of the kind.
 func MadeForAnother(drafter, target *gguf.File) string {
 	d, t := names(drafter), names(target)
 	dFamily, dNumber := generation(d)
 	tFamily, tNumber := generation(t)
 	if dFamily != "" && tFamily != "" && (dFamily != tFamily || dNumber != tNumber) {
 		return fmt.Sprintf("the drafter was made for %s %s, the model is %s %s", dFamily, dNumber, tFamily, tNumber)
+	}
+	const sections = ".rope.dimension_sections"
+	if drafter.Has(drafter.Arch()+sections) && !target.Has(target.Arch()+sections) {
+		return fmt.Sprintf("the drafter was made for an architecture with M-RoPE (%s), %s has none", drafter.Arch()+sections,
+			target.Arch())
 	}
 	kinds := func(s string) map[string]bool {
 		m := map[string]bool{}

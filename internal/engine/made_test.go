@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"strobe/internal/gguf"
+	"strobe/internal/testkit"
 	"strobe/internal/testkit/edit"
 )
 
@@ -52,6 +53,22 @@ func TestMadeForAnother(t *testing.T) {
 		got := MadeForAnother(named(c.drafter), named(c.target))
 		if c.want == "" && got != "" || !strings.Contains(got, c.want) {
 			t.Errorf("%q for %q: %q, want %q", c.drafter, c.target, got, c.want)
+		}
+	}
+	open := func(name string) *gguf.File {
+		f, err := gguf.Open(testkit.Golden(t, name+"/model.gguf"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { f.Close() })
+		return f
+	}
+	for pair, want := range map[[2]string]string{{"dflash-qwen35", "qwen35"}: "", {"dflash-qwen3", "qwen3"}: "",
+		{"dflash-qwen3next", "qwen3next"}: "", {"dflash-qwen35moe", "qwen35moe"}: "", {"dflash-gemma4", "gemma4"}: "",
+		{"dflash-qwen35", "qwen3"}: "M-RoPE"} {
+		got := MadeForAnother(open(pair[0]), open(pair[1]))
+		if want == "" && got != "" || !strings.Contains(got, want) {
+			t.Errorf("%s for %s: %q, want %q", pair[0], pair[1], got, want)
 		}
 	}
 }

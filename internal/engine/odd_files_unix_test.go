@@ -3,6 +3,7 @@
 package engine
 
 import (
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -85,6 +86,27 @@ func TestOddFilesInTheCacheFolder(t *testing.T) {
 				t.Errorf("%s as the folder: the log does not name it: %s", what, &log)
 			}
 			h.end()
+		}
+	}
+}
+
+// TestOddSlotFiles: pipes, devices and links to them are neither restored nor saved over, and nothing waits for them.
+func TestOddSlotFiles(t *testing.T) {
+	dir := t.TempDir()
+	e := start(t, "qwen3", Config{Context: 64, Parallel: 1, SlotDir: dir})
+	generate(t, e, Request{Tokens: randomPrompt(1, 20), PromptOnly: true})
+	if err := errors.Join(syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o600),
+		os.Symlink("/dev/zero", filepath.Join(dir, "device"))); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"pipe", "device"} {
+		_, _, saved := e.SaveSlot(t.Context(), 0, "", name)
+		_, _, restored := e.RestoreSlot(t.Context(), 0, "", name)
+		if bad := (*SlotFileError)(nil); !errors.As(saved, &bad) || !errors.As(restored, &bad) {
+			t.Errorf("%s: save %v, restore %v", name, saved, restored)
+		}
+		if st, err := os.Lstat(filepath.Join(dir, name)); err != nil || st.Mode().IsRegular() {
+			t.Errorf("%s is gone: %v", name, err)
 		}
 	}
 }

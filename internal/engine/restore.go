@@ -26,6 +26,8 @@ type restore struct {
 	err   error
 	ready bool // read ahead; guarded by disk.mu until set
 
+	done func(error) // of the file of a slot: what happens when it is loaded, or cannot be
+
 	in     *bufio.Reader
 	loader *cache.Loader // of the part being loaded
 	seq    *cache.Seq    // the target's part
@@ -79,15 +81,18 @@ func (d *disk) readAhead(r *restore) {
 	d.wake()
 }
 
+func (d *disk) isAhead(r *restore) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return r.ready
+}
+
 // restoreStep loads a piece of every prefix that is ready and lets those go on that waited for a
 // complete one. It reports whether it did anything.
 func (l *loop) restoreStep() bool {
 	busy := false
 	for _, r := range slices.Clone(l.restores) {
-		l.disk.mu.Lock()
-		ready := r.ready
-		l.disk.mu.Unlock()
-		if !ready {
+		if r.done == nil && !l.disk.isAhead(r) {
 			continue
 		}
 		busy = true
@@ -97,6 +102,8 @@ func (l *loop) restoreStep() bool {
 		}
 		l.drop(r)
 		switch {
+		case r.done != nil:
+			r.done(err)
 		case err == nil:
 			l.cache.stats.DiskHits++
 		case errors.Is(err, cache.ErrCorrupt):

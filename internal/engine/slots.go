@@ -10,17 +10,12 @@ import (
 	"strobe/internal/speculate"
 )
 
-// What a slot remembers lies in the prefix cache, which all slots share: to save it is to give the text of the slot's
-// last generation a name, and to restore it is to look whether the cache, in memory or on disk, still has what was
-// computed for that text. Names last as long as the engine.
-
-// maxSaved is how many names there may be.
-const maxSaved = 256
+// What a slot remembers lies in the prefix cache, which all slots share. slotfiles.go saves it under a name.
 
 // Errors of slots that callers tell apart.
 var (
 	ErrSlotEmpty = errors.New("there is nothing of this slot in the prefix cache")
-	ErrNotSaved  = errors.New("nothing was saved under this name")
+	ErrNotSaved  = errors.New("there is no slot file of this name")
 )
 
 // SlotError reports a slot that does not exist.
@@ -76,70 +71,8 @@ func (l *loop) runTasks() {
 	}
 }
 
-// SaveSlot gives what a slot remembers a name and returns how many tokens that are, and how many bytes. With a folder
-// for the cache it is written there.
-func (e *Engine) SaveSlot(ctx context.Context, slot int, name string) (tokens int, bytes int64, err error) {
-	type saved struct {
-		n     int
-		bytes int64
-	}
-	out := make(chan saved, 1)
-	err = e.do(ctx, slot, func(l *loop) error {
-		x, n := l.remembered(l.texts[slot])
-		if x == nil {
-			return ErrSlotEmpty
-		}
-		if _, ok := l.saved[name]; !ok && len(l.saved) >= maxSaved {
-			return fmt.Errorf("%d names are saved already", maxSaved)
-		}
-		if l.saved == nil {
-			l.saved = map[string]text{}
-		}
-		l.saved[name] = text{l.texts[slot].salt, slices.Clone(l.texts[slot].tokens[:n])}
-		if l.disk != nil && !l.stored(x) {
-			l.soon = append(l.soon, x)
-		}
-		out <- saved{n, int64(x.seq.Bytes())}
-		return nil
-	})
-	if err != nil {
-		return 0, 0, err
-	}
-	s := <-out
-	return s.n, s.bytes, nil
-}
-
-// RestoreSlot looks for what was saved under a name and returns how many tokens of it a request will find.
-func (e *Engine) RestoreSlot(ctx context.Context, slot int, name string) (tokens int, err error) {
-	out := make(chan int, 1)
-	err = e.do(ctx, slot, func(l *loop) error {
-		t, ok := l.saved[name]
-		if !ok {
-			return ErrNotSaved
-		}
-		x, n := l.remembered(t)
-		if x != nil {
-			l.cache.touch(x)
-		}
-		if l.disk != nil {
-			if _, k := l.disk.find(t.longer(), l.needs(speculate.Options{})); k > n {
-				n = k
-			}
-		}
-		if n == 0 {
-			return fmt.Errorf("%w any more: the prefix cache needed the room", ErrNotSaved)
-		}
-		l.texts[slot] = text{t.salt, t.tokens[:n]}
-		out <- n
-		return nil
-	})
-	if err != nil {
-		return 0, err
-	}
-	return <-out, nil
-}
-
-// EraseSlot forgets what a slot remembers, in memory and on disk, and returns how many tokens that were.
+// EraseSlot forgets what a slot remembers, in memory and in the folder of the cache, and returns how many tokens that
+// were. Files of SaveSlot stay.
 func (e *Engine) EraseSlot(ctx context.Context, slot int) (tokens int, err error) {
 	out := make(chan int, 1)
 	err = e.do(ctx, slot, func(l *loop) error {

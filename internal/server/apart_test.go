@@ -117,7 +117,7 @@ func TestKeysSeparatePrefixes(t *testing.T) {
 
 // TestKeysSeparateSlots: what one key saved no other one restores.
 func TestKeysSeparateSlots(t *testing.T) {
-	f := start(t, options{config: Config{Keys: []string{"one", "two"}}})
+	f := start(t, options{config: Config{Keys: []string{"one", "two"}}, engine: engine.Config{SlotDir: t.TempDir()}})
 	do := func(key, action string) int {
 		status, _ := f.do("POST", "/slots/0?action="+action, `{"filename":"x"}`, "X-Api-Key", key)
 		return status
@@ -295,12 +295,11 @@ func TestOneModelInAFolder(t *testing.T) {
 		f.serve(New(Config{Models: Pool(p, only)}))
 		pulled := ""
 		f.s.SetPull(func(_ context.Context, name string, _ func(string, int64, int64)) error { pulled = name; return nil })
-		show := http.StatusNotFound
-		if only != "" { // it answers to every name
-			show = http.StatusOK
-		}
-		if status, b := f.do("POST", "/api/show", `{"model":"other"}`); status != show {
+		if status, b := f.do("POST", "/api/show", `{"model":"other"}`); status != http.StatusNotFound {
 			t.Errorf("show of another name: %d %s", status, b)
+		}
+		if status, b := f.do("POST", "/api/show", `{}`); only != "" && status != http.StatusOK {
+			t.Errorf("show without a name: %d %s", status, b)
 		}
 		f.post("/api/show", dict{"model": "qwen3:latest"})
 		if f.post("/api/pull", dict{"model": "qwen3", "stream": false}); pulled != "" {

@@ -165,7 +165,8 @@ func TestModelSampling(t *testing.T) {
 // is a matter of the prefix cache.
 func TestSlotActions(t *testing.T) {
 	for _, dir := range []string{"", t.TempDir()} {
-		f := start(t, options{engine: engine.Config{Parallel: 2, CacheDir: dir}})
+		slots := t.TempDir()
+		f := start(t, options{engine: engine.Config{Parallel: 2, CacheDir: dir, SlotDir: slots}})
 		long := strings.Repeat("all work and no play ", 20)
 		ask := func(slot int) dict {
 			return f.post("/completion", dict{"prompt": long, "n_predict": 4, "id_slot": slot, "temperature": 0})
@@ -178,17 +179,15 @@ func TestSlotActions(t *testing.T) {
 		if number(m, "id_slot") != 1 || number(m, "timings", "cache_n") != 0 {
 			t.Fatalf("slot %v, %v cached", m["id_slot"], at(m, "timings", "cache_n"))
 		}
-		saved := f.post("/slots/1?action=save", dict{"filename": "../a"})
-		if number(saved, "n_saved") < number(m, "tokens_evaluated")-1 || number(saved, "n_written") == 0 {
-			t.Errorf("saved %v", saved)
+		saved := f.post("/slots/1?action=save", dict{"filename": "a.bin"})
+		st, err := os.Stat(filepath.Join(slots, "a.bin"))
+		if err != nil || number(saved, "n_saved") < number(m, "tokens_evaluated")-1 || at(saved, "filename") != "a.bin" ||
+			number(saved, "n_written") != int(st.Size()) || at(saved, "timings", "save_ms") == nil {
+			t.Errorf("saved %v, %v", saved, err)
 		}
-		if restored := f.post("/slots/0?action=restore", dict{"filename": "../a"}); number(
-			restored,
-			"n_restored",
-		) != number(
-			saved,
-			"n_saved",
-		) {
+		restored := f.post("/slots/0?action=restore", dict{"filename": "a.bin"})
+		if number(restored, "n_restored") != number(saved, "n_saved") || at(restored, "filename") != "a.bin" ||
+			number(restored, "n_read") != number(saved, "n_written") || at(restored, "timings", "restore_ms") == nil {
 			t.Errorf("restored %v, saved %v", restored, saved)
 		}
 		if m := ask(0); number(m, "id_slot") != 0 || number(m, "timings", "cache_n") < 50 {
@@ -211,10 +210,18 @@ func TestSlotActions(t *testing.T) {
 			!strings.Contains(string(b), "no slot 2") {
 			t.Errorf("a slot that is not there: %d %s", status, b)
 		}
-		for _, name := range []string{"a", "../a"} {
-			if _, err := os.Stat(filepath.Join(dir, name)); dir != "" && err == nil {
-				t.Errorf("a file is named after a request")
+		for _, name := range []string{"../a", "a/b", "..", ".a"} {
+			status, b := f.do("POST", "/slots/0?action=save", encode(t, dict{"filename": name}))
+			if status != 400 || textParam(b) != "filename" {
+				t.Errorf("%s: %d %s", name, status, b)
 			}
+		}
+	}
+	f := start(t, options{})
+	for _, action := range []string{"save", "restore"} {
+		if status, b := f.do("POST", "/slots/0?action="+action, `{"filename":"a"}`); status != 501 ||
+			!strings.Contains(string(b), "Start it with `--slot-save-path`") {
+			t.Errorf("%s without a folder: %d %s", action, status, b)
 		}
 	}
 }
@@ -312,15 +319,17 @@ func TestKeepAlive(t *testing.T) {
 		len(loaded()) != 0 {
 		t.Errorf("unloading: %v, then %v is loaded", m, loaded())
 	}
-	ask("0s")
-	for range 500 { // it is unloaded in the background
-		if len(loaded()) == 0 {
-			break
+	for _, keep := range []any{"0s", 0} { // with a prompt: after its answer
+		ask(keep)
+		for range 500 { // it is unloaded in the background
+			if len(loaded()) == 0 {
+				break
+			}
+			time.Sleep(10 * time.Millisecond)
 		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	if got := loaded(); len(got) > 0 {
-		t.Errorf("after keep_alive 0 %v is loaded", got)
+		if got := loaded(); len(got) > 0 {
+			t.Errorf("after keep_alive %v %v is loaded", keep, got)
+		}
 	}
 	f.post("/models/load", dict{"model": "qwen3"})
 	f.post("/models/unload", dict{"model": "qwen3"})

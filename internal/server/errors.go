@@ -143,6 +143,7 @@ func explain(err error) *apiError {
 		schema  *grammar.Error
 		size    *http.MaxBytesError
 		slot    *engine.SlotError
+		file    *engine.SlotFileError
 		full    *queueError
 	)
 	bad := func(param string) *apiError {
@@ -174,6 +175,8 @@ func explain(err error) *apiError {
 		return bad("")
 	case errors.As(err, &slot):
 		return bad("id_slot")
+	case errors.As(err, &file):
+		return bad("filename")
 	case errors.Is(err, engine.ErrNotSaved):
 		return &apiError{Status: http.StatusNotFound, Type: "not_found_error", Param: "filename", Message: err.Error()}
 	case errors.Is(err, engine.ErrInUse):

@@ -71,21 +71,25 @@ func (s *llamaCPP) slotAction(w http.ResponseWriter, r *http.Request, q *slotReq
 	if len(q.Filename) > 256 {
 		return nil, invalid("filename", "is longer than 256 bytes")
 	}
-	name := ownerOf(r.Context()) + q.Filename // no key saves over what another one saved
+	owner := ownerOf(r.Context())
+	if (action == "save" || action == "restore") && v.engine.Config().SlotDir == "" {
+		return nil, &apiError{Status: http.StatusNotImplemented, Type: "not_supported_error",
+			Message: "This server does not support slots action. Start it with `--slot-save-path`"}
+	}
 	switch action {
 	case "save":
-		n, size, err := v.engine.SaveSlot(r.Context(), id, name)
+		n, size, err := v.engine.SaveSlot(r.Context(), id, owner, q.Filename)
 		if err != nil {
 			return nil, err
 		}
 		out["filename"], out["n_saved"], out["n_written"] = q.Filename, n, size
 		took("save_ms")
 	case "restore":
-		n, err := v.engine.RestoreSlot(r.Context(), id, name)
+		n, size, err := v.engine.RestoreSlot(r.Context(), id, owner, q.Filename)
 		if err != nil {
 			return nil, err
 		}
-		out["filename"], out["n_restored"] = q.Filename, n
+		out["filename"], out["n_restored"], out["n_read"] = q.Filename, n, size
 		took("restore_ms")
 	case "erase":
 		n, err := v.engine.EraseSlot(r.Context(), id)
@@ -101,7 +105,7 @@ func (s *llamaCPP) slotAction(w http.ResponseWriter, r *http.Request, q *slotReq
 
 type slotRequest struct {
 	Model    string `json:"model"`
-	Filename string `json:"filename"` // a name like any other; no file is called so
+	Filename string `json:"filename"` // in --slot-save-path
 }
 
 type modelRequest struct {

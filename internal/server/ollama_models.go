@@ -159,7 +159,7 @@ func (s *ollama) show(w http.ResponseWriter, r *http.Request, q *ollamaNamed) (a
 			"details": u.Details, "capabilities": []string{"completion", "tools"}, "model_info": map[string]any{}}, nil
 	}
 	m, err := s.find(q.name())
-	if err != nil && s.models().alone() { // it answers to every name
+	if err != nil && q.name() == "" && s.models().alone() { // there is only one to mean
 		m, err = s.models().List()[0], nil
 	}
 	if err != nil {
