@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"math"
 	"os"
+	"reflect"
 	"slices"
 	"testing"
 
@@ -70,6 +71,16 @@ func generateIDs(t *testing.T, m *engine.Model, prompt []int32, opt speculate.Op
 		}
 	}
 	return out, s.Stats()
+}
+
+// TestSampling: the pair's file asks for little randomness, without which its text soon wanders.
+func TestSampling(t *testing.T) {
+	p := sample.Params{Temp: 0.8, TopK: 7, TopP: 0.95}
+	m := load(t)
+	m.Sampling.Apply(&p)
+	if want := (sample.Params{Temp: 0.2, TopK: 40, TopP: 0.95}); !reflect.DeepEqual(p, want) {
+		t.Errorf("the file's sampling makes %+v, want %+v", p, want)
+	}
 }
 
 // TestLossless: on real weights, too, no way of drafting changes a token, greedy or with a seed.

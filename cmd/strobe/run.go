@@ -117,6 +117,9 @@ func runPrompt(cmd *cobra.Command, opt *runOptions) error {
 	if err != nil {
 		return err
 	}
+	loaded.Sampling.Apply(&set.Sampling)
+	given := givenSampling(cmd.Flags(), &opt.Params)
+	given.Apply(&set.Sampling)
 	if opt.verbose {
 		fmt.Fprintln(cmd.ErrOrStderr(), loaded.Summary())
 	}

@@ -29,7 +29,7 @@ const goPrompt = "package main\n\nimport (\n\t\"fmt\"\n\t\"os\"\n)\n\n// sum add
 func prompt(n int) string { return strings.ReplaceAll(goPrompt, "sum", fmt.Sprint("sum", n)) }
 
 // pair opens the pair of $STROBE_PAIR, a target and its drafter with a space between, or the built-in one.
-func pair(b *testing.B) (src engine.Source) {
+func pair(b testing.TB) (src engine.Source) {
 	var err error
 	if target, drafter, ok := strings.Cut(os.Getenv("STROBE_PAIR"), " "); !ok {
 		src.Target, src.Drafter, err = models.Open()
