@@ -142,8 +142,8 @@ func (d *disk) slotRoom(path, name string, owner salt) (used int64, err error) {
 	return used, nil
 }
 
-// RestoreSlot brings what was saved under a name into the prefix cache, and returns how many tokens of it a request will
-// find and how many bytes the file has.
+// RestoreSlot brings what was saved under a name into the prefix cache, and returns how many tokens of it a request
+// will find and how many bytes the file has.
 func (e *Engine) RestoreSlot(ctx context.Context, slot int, owner, name string) (tokens int, bytes int64, err error) {
 	wait := context.WithoutCancel(ctx)
 	path, d, limit, err := e.slotFile(wait, slot, name)
