@@ -25,8 +25,8 @@ type SlotFileError struct{ Name, Reason string }
 
 func (e *SlotFileError) Error() string { return fmt.Sprintf("slot file %q: %s", e.Name, e.Reason) }
 
-// slotFile returns where a slot file lies, how it is written and read, and the size of the prefix cache. Names with a dot
-// in front are those of temporary files.
+// slotFile returns where a slot file lies, how it is written and read, and the size of the prefix cache. Names with a
+// dot in front are those of temporary files.
 func (e *Engine) slotFile(ctx context.Context, slot int, name string) (path string, d *disk, limit int64, err error) {
 	if e.cfg.SlotDir == "" {
 		return "", nil, 0, fmt.Errorf("%w: there is no folder for slot files", ErrUnsupported)
