@@ -10,8 +10,8 @@ import (
 )
 
 // A drafter that was trained with another model of the same family fits by its shapes and its vocabulary, and guesses
-// badly. Files do not say which model it was. Names tell, and the sections of rotary positions (M-RoPE), which a drafter
-// has from its target.
+// badly. Files do not say which model it was. Names tell, and the sections of rotary positions (M-RoPE), which a
+// drafter has from its target.
 var (
 	family  = regexp.MustCompile(`(qwen|gemma|llama)[ -]?(\d+(?:\.\d+)?)(?:([ -])(\d)\b)?(b?)`)
 	variant = regexp.MustCompile(`\b(base|pt|instruct|it|chat|thinking|coder)\b`)

@@ -25,8 +25,8 @@ type SlotFileError struct{ Name, Reason string }
 
 func (e *SlotFileError) Error() string { return fmt.Sprintf("slot file %q: %s", e.Name, e.Reason) }
 
-// slotFile returns where a slot file lies, how it is written and read, and the size of the prefix cache. Names with a dot
-// in front are those of temporary files.
+// slotFile returns where a slot file lies, how it is written and read, and the size of the prefix cache. Names with a
+// dot in front are those of temporary files.
 func (e *Engine) slotFile(ctx context.Context, slot int, name string) (path string, d *disk, limit int64, err error) {
 	if e.cfg.SlotDir == "" {
 		return "", nil, 0, fmt.Errorf("%w: there is no folder for slot files", ErrUnsupported)
@@ -142,8 +142,8 @@ func (d *disk) slotRoom(path, name string, owner salt) (used int64, err error) {
 	return used, nil
 }
 
-// RestoreSlot brings what was saved under a name into the prefix cache, and returns how many tokens of it a request will
-// find and how many bytes the file has.
+// RestoreSlot brings what was saved under a name into the prefix cache, and returns how many tokens of it a request
+// will find and how many bytes the file has.
 func (e *Engine) RestoreSlot(ctx context.Context, slot int, owner, name string) (tokens int, bytes int64, err error) {
 	wait := context.WithoutCancel(ctx)
 	path, d, limit, err := e.slotFile(wait, slot, name)

@@ -97,7 +97,8 @@ func TestSlotFileRefusals(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	for _, name := range []string{"", ".", "..", "../a", "a/b", `a\b`, "/a", "a:b", "a\x00", ".a", strings.Repeat("a", 256)} {
+	for _, name := range []string{"", ".", "..", "../a", "a/b", `a\b`, "/a", "a:b", "a\x00", ".a",
+		strings.Repeat("a", 256)} {
 		_, err := save(name)
 		refused("save "+name, err)
 		refused("restore "+name, restore(name))
