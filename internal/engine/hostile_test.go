@@ -79,7 +79,7 @@ func runHostile(path string) (ran bool, wrong error) {
 func TestHostileTargets(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "hostile.gguf")
 	files, ran := 0, 0
-	for _, name := range edit.Targets(t) {
+	for i, name := range edit.Targets(t) {
 		g := edit.Golden(t, name)
 		try := func(key string, v any) {
 			g.Clone().Set(key, v).WriteTo(t, path)
@@ -93,6 +93,9 @@ func TestHostileTargets(t *testing.T) {
 			}
 		}
 		for _, kv := range g.KVs {
+			if i > 0 && !strings.HasPrefix(kv.Key, g.Arch()+".") {
+				continue // the tokenizer's keys and such are read in the same way for all
+			}
 			for _, v := range edit.HostileValues(kv.Value) {
 				try(kv.Key, v)
 			}
