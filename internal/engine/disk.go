@@ -44,6 +44,7 @@ const (
 	prefixMagic   = "STRBPFX\n"
 	prefixVersion = 4
 	prefixExt     = ".prefix"
+	tempPrefix    = ".strobe-"
 	tempExt       = ".tmp"
 	// Temporary files older than this are left over from a process that was killed.
 	tempAge = 10 * time.Minute
@@ -265,7 +266,7 @@ func (d *disk) begin(e *entry) (*write, error) {
 	if out.size > d.limit {
 		return nil, nil
 	}
-	f, err := os.CreateTemp(d.dir, ".*"+tempExt)
+	f, err := os.CreateTemp(d.dir, tempPrefix+"*"+tempExt)
 	if err != nil {
 		return nil, err
 	}

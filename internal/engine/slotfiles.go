@@ -133,8 +133,8 @@ func (d *disk) slotRoom(path, name string, owner salt) (used int64, err error) {
 		info, err := f.Info()
 		switch {
 		case err != nil || at == path || !info.Mode().IsRegular():
-		case f.Name()[0] == '.' && filepath.Ext(at) == tempExt && time.Since(info.ModTime()) > tempAge:
-			os.Remove(at)
+		case strings.HasPrefix(f.Name(), tempPrefix) && filepath.Ext(at) == tempExt && time.Since(info.ModTime()) > tempAge:
+			os.Remove(at) // others' files stay: the folder may be any
 		default:
 			used += info.Size()
 		}

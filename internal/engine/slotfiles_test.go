@@ -155,13 +155,17 @@ func TestSlotFileRefusals(t *testing.T) {
 		}
 	}
 
-	// What is left of a process that was killed goes; what is being written stays; the rest counts.
-	put(".old"+tempExt, nil)
-	put(".new"+tempExt, nil)
+	// What is left of a process that was killed goes; what is being written stays, and so does what others wrote; the
+	// rest counts.
+	const old, young, foreign = tempPrefix + "old" + tempExt, tempPrefix + "new" + tempExt, ".other" + tempExt
 	long := time.Now().Add(-2 * tempAge)
-	if err := os.Chtimes(filepath.Join(dir, ".old"+tempExt), long, long); err != nil {
-		t.Fatal(err)
+	for _, name := range []string{old, young, foreign} {
+		put(name, nil)
+		if err := os.Chtimes(filepath.Join(dir, name), long, long); err != nil {
+			t.Fatal(err)
+		}
 	}
+	put(young, nil)
 	rest := 2<<20 - 2*size - int64(len("my notes")+len("x"))
 	put("filler", make([]byte, rest))
 	if _, err := save("good"); err != nil {
@@ -180,10 +184,14 @@ func TestSlotFileRefusals(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	var left []string
 	for _, f := range names {
-		if strings.HasSuffix(f.Name(), tempExt) && f.Name() != ".new"+tempExt {
-			t.Errorf("%s is left behind", f.Name())
+		if strings.HasSuffix(f.Name(), tempExt) {
+			left = append(left, f.Name())
 		}
+	}
+	if !slices.Equal(left, []string{foreign, young}) {
+		t.Errorf("temporary files %q are left, want those of others and the young one", left)
 	}
 	e.EraseSlot(t.Context(), 0)
 	if used := usedBytes(e); used != 0 {

@@ -124,7 +124,7 @@ func TestBackgroundStream(t *testing.T) {
 	}
 	leave()
 	resp.Body.Close()
-	// What came in one piece may end within an event.
+	// A piece of the stream may end within an event.
 	whole := begin.Bytes()[:bytes.LastIndex(begin.Bytes(), []byte("\n\n"))+2]
 	first, _ := parseEvents(t, whole)
 	id := text(first[0].data, "response", "id")

@@ -88,7 +88,7 @@ var samplingNames = map[string]field{
 	"priority": harmless(forSpeed), "n_cache_reuse": harmless(forSpeed),
 	"speculative.type": harmless(forSpeed), "speculative.ngram_size_n": harmless(forSpeed),
 	"speculative.ngram_size_m": harmless(forSpeed), "speculative.ngram_m_hits": harmless(forSpeed),
-	"verbose": harmless("it asks for more to be told of the request, not for another answer"),
+	"verbose": harmless("it asks for more details of the request, not for another answer"),
 }
 
 // openAINames are OpenAI's fields that are about an account.
@@ -211,7 +211,7 @@ var apiFields = []struct {
 		"include_usage": honoured, "include_obfuscation": harmless("it is about padding of events")}}},
 	{"/v1/messages", member(messagesRequest{}, "OutputConfig"), "", "output_config", []map[string]field{{
 		"format": honoured, "effort": honoured,
-		"task_budget": harmless("it is a number that models are told; those here were not taught to read it")}}},
+		"task_budget": harmless("it is a number in the prompt of other models; those here were not trained with it")}}},
 	{"/v1/messages", member(messagesRequest{}, "Thinking"), "", "thinking", []map[string]field{{
 		"type": honoured, "budget_tokens": honoured,
 		"display":       harmless("thinking is shown; it can be left unread"),

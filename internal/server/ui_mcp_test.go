@@ -77,7 +77,7 @@ func TestPageMCP(t *testing.T) {
 	p.shots("mcp-result")
 	checkAccess(t, p.browser, "result of a tool")
 
-	// It was not asked for always, so it is asked again; denied, the model is told, and nothing runs.
+	// Allowed once, so the page asks again. Denied: nothing runs, and the model gets the refusal as the result.
 	p.script(call("delete", `{}`))
 	p.ask("Delete it")
 	p.until("$('.question')?.textContent.startsWith('May delete of docs run?')")

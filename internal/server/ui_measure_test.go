@@ -17,7 +17,7 @@ import (
 // TestPagePicture makes docs/page.png: the built-in pair continues a text. STROBE_SHOTS names the folder it goes to.
 func TestPagePicture(t *testing.T) {
 	if os.Getenv("STROBE_SHOTS") == "" {
-		t.Skip("STROBE_SHOTS is not set: it names the folder for page.png, the picture of the README")
+		t.Skip("needs STROBE_SHOTS, the folder that page.png, the picture of the README, is written to")
 	}
 	b := startBrowser(t)
 	m, err := engine.LoadFiles(pair(t), engine.Options{Threads: 2})
@@ -44,7 +44,7 @@ func TestPagePicture(t *testing.T) {
 // of 20,000 tokens arrives. It asserts no time. STROBE_MEASURE=1 go test -v -run TestPageMeasure ./internal/server
 func TestPageMeasure(t *testing.T) {
 	if os.Getenv("STROBE_MEASURE") == "" {
-		t.Skip("STROBE_MEASURE is not set: this measures for people, and takes a minute")
+		t.Skip("needs STROBE_MEASURE=1: it prints times, asserts none, and takes a minute")
 	}
 	const tokens, chats = 20_000, 500
 	b := startBrowser(t)

@@ -29,10 +29,10 @@ type halfRows struct {
 
 // matchHalves finds products that all have matrices of halves.
 func (l *lowering) matchHalves(i int) (m halfProducts, ok bool) {
+	if !l.onlyHalves(i) {
+		return m, false
+	}
 	for k, p := range l.products(i) {
-		if !p.w.halves {
-			return m, false
-		}
 		m.outs = append(m.outs, halfOut{w: p.w, y: p.dst, writer: i + 1 + k})
 	}
 	m.after = l.after(i)

@@ -1,9 +1,9 @@
 package gpu
 
 type halfArgs struct {
-	y, z, h, w, x, bias                  Addr
-	n, rows, cols, ys, zs, gelu, inPairs int32
-	all                                  float32
+	y, z, h, w, x, bias                Addr
+	n, rows, cols, ys, zs, gelu, pairs int32
+	all                                float32
 }
 
 type halfRowsArgs struct {

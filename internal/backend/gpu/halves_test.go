@@ -20,7 +20,7 @@ func TestHalfProducts(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := newRig(t)
 			if g.d.Props().NoTensorCores {
-				t.Skip("needs tensor cores")
+				t.Skip("needs a device whose tensor cores are used: STROBE_GPU must not be vulkan")
 			}
 			props := g.d.Props()
 			props.Major = 8
